@@ -1,0 +1,1 @@
+"""Measures what a token costs on a cluster and publishes it."""

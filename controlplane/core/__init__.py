@@ -1,0 +1,1 @@
+"""What the control plane decides: pure, no I/O, no clock."""

@@ -1,0 +1,1 @@
+"""The data plane: routers that place requests and agents that run them."""

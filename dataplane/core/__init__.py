@@ -1,0 +1,1 @@
+"""What routing decides: pure, no I/O, no clock; shared by router and simulator."""

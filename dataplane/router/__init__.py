@@ -1,0 +1,1 @@
+"""The router: tokenises, decides, dispatches, relays, accounts."""

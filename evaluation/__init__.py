@@ -1,0 +1,1 @@
+"""Workloads, experiments, statistics and reports."""

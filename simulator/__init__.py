@@ -1,0 +1,1 @@
+"""A virtual-time cluster that runs the router's own scheduler."""
