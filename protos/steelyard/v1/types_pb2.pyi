@@ -611,14 +611,12 @@ Global___InstanceLoad: _TypeAlias = InstanceLoad  # noqa: Y015
 
 @_typing.final
 class Instance(_message.Message):
-    """One instance in the cluster snapshot."""
+    """One instance in the roster."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ENGINE_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
-    LOAD_FIELD_NUMBER: _builtins.int
-    LOAD_AGE_FIELD_NUMBER: _builtins.int
     SCALE_FIELD_NUMBER: _builtins.int
     state: Global___InstanceState.ValueType
     """Where it stands."""
@@ -628,26 +626,16 @@ class Instance(_message.Message):
     def engine(self) -> Global___EngineInfo:
         """What it is."""
 
-    @_builtins.property
-    def load(self) -> Global___InstanceLoad:
-        """Last measurement."""
-
-    @_builtins.property
-    def load_age(self) -> _duration_pb2.Duration:
-        """How old that measurement was when the snapshot was made."""
-
     def __init__(
         self,
         *,
         engine: Global___EngineInfo | None = ...,
         state: Global___InstanceState.ValueType = ...,
-        load: Global___InstanceLoad | None = ...,
-        load_age: _duration_pb2.Duration | None = ...,
         scale: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "load", b"load", "load_age", b"load_age"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "load", b"load", "load_age", b"load_age", "scale", b"scale", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "scale", b"scale", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -847,23 +835,14 @@ class SloPolicy(_message.Message):
 Global___SloPolicy: _TypeAlias = SloPolicy  # noqa: Y015
 
 @_typing.final
-class ClusterSnapshot(_message.Message):
-    """The whole cluster at one moment."""
+class Roster(_message.Message):
+    """What changes seldom: who is there, what they cost, what is aimed for."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SEQUENCE_FIELD_NUMBER: _builtins.int
-    TIME_FIELD_NUMBER: _builtins.int
     INSTANCES_FIELD_NUMBER: _builtins.int
     CONSTANTS_FIELD_NUMBER: _builtins.int
     SLO_FIELD_NUMBER: _builtins.int
-    LENGTHS_FIELD_NUMBER: _builtins.int
-    sequence: _builtins.int
-    """Counts up with every change of the cluster."""
-    @_builtins.property
-    def time(self) -> _timestamp_pb2.Timestamp:
-        """When it was made. Wall clock of the control plane."""
-
     @_builtins.property
     def instances(self) -> _containers.RepeatedCompositeFieldContainer[Global___Instance]:
         """All instances that are not GONE, by id."""
@@ -876,27 +855,210 @@ class ClusterSnapshot(_message.Message):
     def slo(self) -> Global___SloPolicy:
         """Current SLO targets."""
 
+    def __init__(
+        self,
+        *,
+        instances: _abc.Iterable[Global___Instance] | None = ...,
+        constants: _abc.Iterable[Global___ConstantsVersion] | None = ...,
+        slo: Global___SloPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["slo", b"slo"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constants", b"constants", "instances", b"instances", "slo", b"slo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Roster: _TypeAlias = Roster  # noqa: Y015
+
+@_typing.final
+class LoadColumns(_message.Message):
+    """Last measurements, one entry an instance, in the order of the roster. Columns rather than
+    rows: a router takes each over in one go.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    KV_USED_TOKENS_FIELD_NUMBER: _builtins.int
+    QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    STEP_SECONDS_FIELD_NUMBER: _builtins.int
+    AGE_SECONDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def lengths(self) -> _containers.RepeatedCompositeFieldContainer[Global___LengthStatistics]:
-        """What is known of output lengths, by key; format: dataplane/core/predictor.py."""
+    def running(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Requests the engine runs."""
+
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Requests the engine has queued."""
+
+    @_builtins.property
+    def kv_used_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """KV tokens in use."""
+
+    @_builtins.property
+    def queued_prefill_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Prompt tokens accepted and not yet prefilled."""
+
+    @_builtins.property
+    def step_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Mean time of recent steps, seconds; 0 where idle."""
+
+    @_builtins.property
+    def age_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Age of the measurement when the snapshot was made, seconds."""
+
+    def __init__(
+        self,
+        *,
+        running: _abc.Iterable[_builtins.int] | None = ...,
+        waiting: _abc.Iterable[_builtins.int] | None = ...,
+        kv_used_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        queued_prefill_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        step_seconds: _abc.Iterable[_builtins.float] | None = ...,
+        age_seconds: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "kv_used_tokens", b"kv_used_tokens", "queued_prefill_tokens", b"queued_prefill_tokens", "running", b"running", "step_seconds", b"step_seconds", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadColumns: _TypeAlias = LoadColumns  # noqa: Y015
+
+@_typing.final
+class RouterColumns(_message.Message):
+    """What one router has in flight, one entry an instance, in the order of the roster, so that
+    each router can tell its own part from the others'.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: _builtins.int
+    PREFILL_REQUESTS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    DECODE_REQUESTS_FIELD_NUMBER: _builtins.int
+    DECODE_KV_TOKENS_FIELD_NUMBER: _builtins.int
+    HELD_KV_TOKENS_FIELD_NUMBER: _builtins.int
+    router_id: _builtins.str
+    """The router; empty for load that no router sent."""
+    @_builtins.property
+    def prefill_requests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Requests waiting for or in prefill."""
+
+    @_builtins.property
+    def prefill_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their prompt tokens."""
+
+    @_builtins.property
+    def decode_requests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Requests generating or waiting to."""
+
+    @_builtins.property
+    def decode_kv_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their KV: prompt tokens plus tokens generated."""
+
+    @_builtins.property
+    def held_kv_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """KV held for decode engines that have not pulled yet."""
+
+    def __init__(
+        self,
+        *,
+        router_id: _builtins.str = ...,
+        prefill_requests: _abc.Iterable[_builtins.int] | None = ...,
+        prefill_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        decode_requests: _abc.Iterable[_builtins.int] | None = ...,
+        decode_kv_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        held_kv_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_kv_tokens", b"decode_kv_tokens", "decode_requests", b"decode_requests", "held_kv_tokens", b"held_kv_tokens", "prefill_requests", b"prefill_requests", "prefill_tokens", b"prefill_tokens", "router_id", b"router_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterColumns: _TypeAlias = RouterColumns  # noqa: Y015
+
+@_typing.final
+class ClusterSnapshot(_message.Message):
+    """The whole cluster at one moment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    ROSTER_VERSION_FIELD_NUMBER: _builtins.int
+    ROSTER_FIELD_NUMBER: _builtins.int
+    LOADS_FIELD_NUMBER: _builtins.int
+    BY_ROUTER_FIELD_NUMBER: _builtins.int
+    LENGTHS_VERSION_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """Counts up with every snapshot."""
+    roster_version: _builtins.int
+    """Changes when and only when `roster` does."""
+    roster: _builtins.bytes
+    """A serialized Roster: readers parse it only when its version is new."""
+    lengths_version: _builtins.int
+    """Changes when and only when `lengths` does."""
+    lengths: _builtins.bytes
+    """A serialized LengthTable: readers parse it only when its version is new."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was made. Wall clock of the control plane."""
+
+    @_builtins.property
+    def loads(self) -> Global___LoadColumns:
+        """Last measurements."""
+
+    @_builtins.property
+    def by_router(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouterColumns]:
+        """What each router has in flight, as the agents count it."""
 
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
-        instances: _abc.Iterable[Global___Instance] | None = ...,
-        constants: _abc.Iterable[Global___ConstantsVersion] | None = ...,
-        slo: Global___SloPolicy | None = ...,
-        lengths: _abc.Iterable[Global___LengthStatistics] | None = ...,
+        roster_version: _builtins.int = ...,
+        roster: _builtins.bytes = ...,
+        loads: Global___LoadColumns | None = ...,
+        by_router: _abc.Iterable[Global___RouterColumns] | None = ...,
+        lengths_version: _builtins.int = ...,
+        lengths: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["slo", b"slo", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["loads", b"loads", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constants", b"constants", "instances", b"instances", "lengths", b"lengths", "sequence", b"sequence", "slo", b"slo", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_router", b"by_router", "lengths", b"lengths", "lengths_version", b"lengths_version", "loads", b"loads", "roster", b"roster", "roster_version", b"roster_version", "sequence", b"sequence", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClusterSnapshot: _TypeAlias = ClusterSnapshot  # noqa: Y015
+
+@_typing.final
+class LengthTable(_message.Message):
+    """What is known of output lengths."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lengths(self) -> _containers.RepeatedCompositeFieldContainer[Global___LengthStatistics]:
+        """One entry a key."""
+
+    def __init__(
+        self,
+        *,
+        lengths: _abc.Iterable[Global___LengthStatistics] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lengths", b"lengths"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LengthTable: _TypeAlias = LengthTable  # noqa: Y015
 
 @_typing.final
 class LengthStatistics(_message.Message):
