@@ -41,9 +41,7 @@ def stale(fresh: Path) -> list[str]:
     there = {p.relative_to(PROTOS) for g in GENERATED for p in PROTOS.rglob(g)}
     here = {p.relative_to(fresh) for g in GENERATED for p in fresh.rglob(g)}
     differing = {
-        path
-        for path in there & here
-        if not filecmp.cmp(PROTOS / path, fresh / path, shallow=False)
+        path for path in there & here if not filecmp.cmp(PROTOS / path, fresh / path, shallow=False)
     }
     return sorted(str(path) for path in (there ^ here) | differing)
 

@@ -1,0 +1,1 @@
+"""What one engine step costs: formulas and reference constants, pure, shared by every part."""
