@@ -1,0 +1,1 @@
+"""The part of Steelyard that lives inside a CPU-only vLLM environment."""
