@@ -1,6 +1,17 @@
 """What the core raises."""
 
-from dataplane.core.events import RejectReason
+from enum import Enum
+
+
+class RejectReason(Enum):
+    """Why a request will not be served."""
+
+    NO_PREFILL_INSTANCE = "NO_PREFILL_INSTANCE"
+    NO_DECODE_INSTANCE = "NO_DECODE_INSTANCE"
+    NO_PAIR = "NO_PAIR"
+    RETRIES_EXHAUSTED = "RETRIES_EXHAUSTED"
+    STREAM_BROKEN = "STREAM_BROKEN"
+    QUEUE_FULL = "QUEUE_FULL"
 
 
 class NoCandidateError(Exception):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dataplane.core.cluster import Snapshot
+from dataplane.core.errors import RejectReason
 
 
 class Leg(Enum):
@@ -11,17 +12,6 @@ class Leg(Enum):
 
     PREFILL = "prefill"
     DECODE = "decode"
-
-
-class RejectReason(Enum):
-    """Why a request will not be served."""
-
-    NO_PREFILL_INSTANCE = "NO_PREFILL_INSTANCE"
-    NO_DECODE_INSTANCE = "NO_DECODE_INSTANCE"
-    NO_PAIR = "NO_PAIR"
-    RETRIES_EXHAUSTED = "RETRIES_EXHAUSTED"
-    STREAM_BROKEN = "STREAM_BROKEN"
-    QUEUE_FULL = "QUEUE_FULL"
 
 
 @dataclass(frozen=True, slots=True)

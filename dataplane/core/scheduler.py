@@ -7,7 +7,7 @@ does not run backwards, in seconds.
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from dataplane.core.errors import NoCandidateError
+from dataplane.core.errors import NoCandidateError, RejectReason
 from dataplane.core.events import (
     Action,
     Cancelled,
@@ -17,7 +17,6 @@ from dataplane.core.events import (
     Leg,
     PrefillDone,
     Reject,
-    RejectReason,
     SnapshotArrived,
     StartDecode,
     StartPrefill,
@@ -58,7 +57,9 @@ class Immediate:
     hand-off is good for one pull); after the first token nothing is retried.
     """
 
-    def __init__(self, policy: PlacementPolicy, pool: Pool, *, max_attempts: int = MAX_ATTEMPTS) -> None:
+    def __init__(
+        self, policy: PlacementPolicy, pool: Pool, *, max_attempts: int = MAX_ATTEMPTS
+    ) -> None:
         self.policy = policy
         self.pool = pool
         self._max_attempts = max_attempts

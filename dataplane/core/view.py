@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.core.cluster import Instance, Measurements, Role, Roster, State
-from dataplane.core.errors import NoCandidateError
-from dataplane.core.events import RejectReason
+from dataplane.core.errors import NoCandidateError, RejectReason
 from dataplane.core.ledger import Columns
 from dataplane.core.request import Request
 from enginemodel.model import EngineConstants
