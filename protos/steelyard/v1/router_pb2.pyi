@@ -65,7 +65,9 @@ class GenerateRequest(_message.Message):
     model: _builtins.str
     """Served model; empty where the cluster has only one."""
     text: _builtins.str
-    """Text, tokenised with the model's own tokenizer."""
+    """Text, tokenised with the model's own tokenizer. Exactly one of text and token_ids is given;
+    they are no oneof, so that a request with both is refused rather than half read.
+    """
     max_tokens: _builtins.int
     """Tokens to generate at most; > 0, and prompt + max_tokens <= the model's length."""
     slo_class: _builtins.str
@@ -96,7 +98,7 @@ class GenerateRequest(_message.Message):
         self,
         *,
         model: _builtins.str = ...,
-        text: _builtins.str = ...,
+        text: _builtins.str | None = ...,
         token_ids: Global___TokenIds | None = ...,
         max_tokens: _builtins.int = ...,
         sampling: _types_pb2.SamplingParams | None = ...,
@@ -108,13 +110,13 @@ class GenerateRequest(_message.Message):
         want_text: _builtins.bool = ...,
         want_receipt: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "sampling", b"sampling", "slo", b"slo", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["correlation_id", b"correlation_id", "max_tokens", b"max_tokens", "model", b"model", "policy", b"policy", "prompt", b"prompt", "sampling", b"sampling", "slo", b"slo", "slo_class", b"slo_class", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids", "want_receipt", b"want_receipt", "want_text", b"want_text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "correlation_id", b"correlation_id", "max_tokens", b"max_tokens", "model", b"model", "policy", b"policy", "sampling", b"sampling", "slo", b"slo", "slo_class", b"slo_class", "tenant", b"tenant", "text", b"text", "token_ids", b"token_ids", "want_receipt", b"want_receipt", "want_text", b"want_text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
-    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+    _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
+    _WhichOneofArgType__text: _TypeAlias = _typing.Literal["_text", b"_text"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__text) -> _WhichOneofReturnType__text | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
