@@ -1,0 +1,486 @@
+"""The simulated decode engine: continuous batching that jumps over uneventful steps.
+
+Between two changes of its batch every step is known in closed form (see noise.py), so the engine
+is woken only at boundaries where something happens: a sequence ends, a pull may start or is
+noticed, blocks run out, or progress is due to be told. What happens at such a boundary follows
+vLLM's scheduler as the emulated engine does: running sequences first, the last admitted preempted
+when blocks run out, then no admission in that step; arrived pulls before waiting requests; the
+head of the queue blocks those behind it. A pull takes its blocks when it starts, is noticed in the
+middle of a step, and runs in the step after.
+"""
+
+from collections import deque
+from heapq import heapify, heappop, heappush
+
+from dataplane.core.events import Leg
+from enginemodel.model import attention_seconds, handoff_seconds
+from simulator.blocks import BatchBlocks
+from simulator.engine import Job, Load
+from simulator.kernel import Kernel, Priority
+from simulator.noise import BLOCK_STEPS, StepNoise
+from simulator.values import EngineSpec
+
+
+class DecodeEngine:
+    """Generates tokens; computes prompts itself where they come without a hand-off."""
+
+    def __init__(
+        self,
+        instance_id: str,
+        spec: EngineSpec,
+        kernel: Kernel,
+        noise: StepNoise,
+        *,
+        serial_link: bool = True,
+        report_stride: int = 16,
+    ) -> None:
+        """Start idle.
+
+        Args:
+            instance_id: Its name.
+            spec: Its kind.
+            kernel: The clock.
+            noise: Of its steps; its own.
+            serial_link: Pulls share one link, one after the other.
+            report_stride: Steps between two progress reports.
+        """
+        self.instance_id = instance_id
+        self.alive = True
+        self.preemptions = 0
+        self._kernel = kernel
+        self._profile = profile = spec.profile
+        self._constants = constants = profile.constants.slowed(spec.scale)
+        self._d0 = constants.d0_seconds
+        self._d1 = constants.d1_seconds_per_sequence
+        self._d2 = constants.d2_seconds_per_kv_token
+        self._noise = noise
+        self._serial_link = serial_link
+        self._stride = report_stride
+        self._total_blocks = profile.kv_total_tokens // profile.block_tokens
+        self._reserved_blocks = 0
+        self._batch = BatchBlocks(profile.block_tokens)
+        self._running: dict[Job, None] = {}
+        self._ends: list[tuple[int, int, Job]] = []
+        self._waiting: deque[Job] = deque()
+        self._ready: deque[Job] = deque()
+        self._pulls: list[tuple[float, int, Job]] = []
+        self._computing: list[Job] = []
+        self._chunks: list[tuple[Job, int]] = []
+        self._joined: list[Job] = []
+        self._order = 0
+        self._link_free_at = 0.0
+        # The run of steps under way: it began at `_begin` after `_step` steps, `_cursor` in the noise.
+        self._active = False
+        self._begin = 0.0
+        self._step = 0
+        self._cursor = 0
+        self._kv_tokens = 0
+        self._first_seconds = 0.0
+        self._growth_seconds = 0.0
+        self._planned_steps = 0
+        self._stamp = 0
+        self._reported_step = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<DecodeEngine {self.instance_id}, {len(self._running)} running, "
+            f"{len(self._waiting)} waiting, {len(self._pulls)} pulling>"
+        )
+
+    def __len__(self) -> int:
+        waiting = len(self._waiting) + len(self._ready) + len(self._pulls)
+        return len(self._running) + waiting + len(self._computing)
+
+    @property
+    def kv_used_tokens(self) -> int:
+        """KV in use, in whole blocks; running pulls included."""
+        used = self._reserved_blocks + self._batch.needed(self._step)
+        return used * self._profile.block_tokens
+
+    @property
+    def kv_total_tokens(self) -> int:
+        """KV there is, in whole blocks."""
+        return self._total_blocks * self._profile.block_tokens
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch."""
+        return len(self._running)
+
+    @property
+    def step_seconds(self) -> float:
+        """Length of a step now; 0 while idle."""
+        return self._first_seconds if self._active else 0.0
+
+    def arrive(self, job: Job) -> None:
+        """Queue a sequence: its KV is held by `job.holder`, or it has none yet."""
+        if job.gone:
+            return
+        if not self.alive or (job.holder is not None and not job.holder.alive):
+            job.listener.failed(job, Leg.DECODE, retryable=True)
+            return
+        most_tokens = job.arrival.prompt_tokens + job.arrival.output_tokens
+        if most_tokens > self.kv_total_tokens:
+            job.listener.failed(job, Leg.DECODE, retryable=False)
+            return
+        if job.holder is None:
+            job.recompute_tokens = job.arrival.prompt_tokens
+        self._waiting.append(job)
+        now = self._kernel.now
+        if not self._active:
+            self._boundary(now, now)
+        elif len(self._waiting) == 1:
+            self._wake_by(now)
+
+    def abort(self, job: Job) -> bool:
+        """Drop a sequence; one that runs leaves at the end of the step under way."""
+        if job in self._running:
+            job.gone = True
+            job.finish_step = self._step + self._wake_by(self._kernel.now)
+            self._push_end(job)
+        elif job in self._waiting:
+            self._waiting.remove(job)
+            self._unblock()
+        elif job in self._ready:
+            self._ready.remove(job)
+            self._unreserve(job)
+        elif job in self._computing:
+            job.gone = True
+        else:
+            return self._abort_pull(job)
+        return True
+
+    def release(self, job: Job) -> None:
+        """Nothing is held here for others."""
+
+    def kill(self) -> list[Job]:
+        """Stop for good; return all that was here."""
+        self.alive = False
+        self._stamp += 1
+        self._active = False
+        pulling = [job for _, _, job in self._pulls]
+        lost = [*self._running, *self._waiting, *self._ready, *pulling, *self._computing]
+        for part in (self._running, self._waiting, self._ready, self._pulls, self._computing):
+            part.clear()
+        self._ends.clear()
+        self._chunks = []
+        self._joined = []
+        self._batch = BatchBlocks(self._profile.block_tokens)
+        self._reserved_blocks = 0
+        return lost
+
+    def loads(self, routers: int) -> list[Load]:
+        """Return what each router has here, tokens as of the step under way."""
+        loads = [Load() for _ in range(routers)]
+        step = self._step
+        if self._active and not self._chunks:
+            step += max(0, self._steps_to(self._kernel.now) - 1)
+        for job in self._running:
+            load = loads[job.router]
+            load.decode_requests += 1
+            load.decode_kv_tokens += job.arrival.prompt_tokens + step - job.start_step
+        pulling = [job for _, _, job in self._pulls]
+        for job in (*self._waiting, *self._ready, *pulling, *self._computing):
+            load = loads[job.router]
+            load.decode_requests += 1
+            load.decode_kv_tokens += job.arrival.prompt_tokens + job.generated_tokens
+        return loads
+
+    # ---- time within a run of steps
+
+    def _time_after(self, steps: int) -> float:
+        """Return when the `steps`-th step of the run ends."""
+        noise = self._noise
+        n = self._cursor
+        m = n + steps
+        growth = self._growth_seconds
+        factors = noise.factors
+        return (
+            self._begin
+            + (self._first_seconds - growth * n) * (factors[m] - factors[n])
+            + growth * (noise.weighted[m] - noise.weighted[n])
+            + noise.stalls[m]
+            - noise.stalls[n]
+        )
+
+    def _steps_to(self, time: float) -> int:
+        """Return the first planned step that ends at or after a time; the last if none does."""
+        most = self._planned_steps
+        steps = int((time - self._begin) / self._first_seconds)
+        steps = min(max(1, steps), most)
+        if self._time_after(steps) >= time:
+            while steps > 1 and self._time_after(steps - 1) >= time:
+                steps -= 1
+            return steps
+        while steps < most:
+            steps += 1
+            if self._time_after(steps) >= time:
+                break
+        return steps
+
+    def _wake_by(self, now: float) -> int:
+        """Plan to be woken at the next boundary and return how many steps away it is."""
+        if not self._active or self._chunks:
+            return self._planned_steps
+        steps = self._steps_to(now)
+        if steps < self._planned_steps:
+            self._plan_wake(steps, self._time_after(steps))
+        return steps
+
+    def _unblock(self) -> None:
+        """Something that others may have waited for is gone: look again at the next boundary."""
+        if self._active:
+            self._wake_by(self._kernel.now)
+        elif self._waiting or self._ready:
+            self._boundary(self._kernel.now, self._kernel.now)
+
+    def _plan_wake(self, steps: int, at: float) -> None:
+        self._planned_steps = steps
+        self._stamp += 1
+        self._kernel.at(at, Priority.ENGINE, self._wake, self._stamp)
+
+    def _wake(self, stamp: int) -> None:
+        """Take the planned steps and deal with the boundary after them."""
+        if stamp != self._stamp:
+            return
+        now = self._kernel.now
+        if not self._active:
+            self._boundary(now, now)
+            return
+        steps = self._planned_steps
+        middle = now
+        if self._pulls and not self._chunks:
+            last_begin = self._time_after(steps - 1) if steps > 1 else self._begin
+            middle = (last_begin + now) / 2.0
+        elif self._pulls:
+            middle = (self._begin + now) / 2.0
+        self._step += steps
+        self._cursor += steps
+        self._kv_tokens += steps * len(self._running)
+        if self._cursor == BLOCK_STEPS:
+            self._noise.renew()
+            self._cursor = 0
+        if self._chunks:
+            self._finish_chunks(now)
+        self._boundary(now, middle)
+
+    # ---- boundaries
+
+    def _boundary(self, now: float, middle: float) -> None:
+        """End, notice, report, preempt, admit; then begin the next run of steps."""
+        ends = self._ends
+        while ends and ends[0][0] <= self._step:
+            step, _, job = heappop(ends)
+            if job.finish_step == step and job in self._running:
+                self._leave(job)
+                if not job.gone:
+                    job.listener.finished(job)
+        pulls = self._pulls
+        while pulls and pulls[0][0] <= middle:
+            self._ready.append(heappop(pulls)[2])
+        if self._step - self._reported_step >= self._stride:
+            self._report()
+        preempted = self._preempt()
+        if not preempted and (self._ready or self._waiting):
+            self._admit(now)
+        if self._running or self._computing:
+            self._begin_run(now, look_again=preempted)
+        else:
+            self._active = False
+            if pulls:
+                self._plan_wake(0, max(now, pulls[0][0]))
+
+    def _leave(self, job: Job) -> None:
+        """Take a sequence out of the batch."""
+        del self._running[job]
+        prompt_tokens = job.arrival.prompt_tokens
+        self._batch.remove(prompt_tokens - job.start_step)
+        job.generated_tokens = self._step - job.start_step
+        self._kv_tokens -= prompt_tokens + job.generated_tokens
+
+    def _join(self, job: Job) -> None:
+        """Let a sequence into the batch whose context is there."""
+        job.start_step = start = self._step - job.generated_tokens
+        job.finish_step = start + job.arrival.output_tokens
+        self._unreserve(job)
+        self._running[job] = None
+        self._batch.add(job.arrival.prompt_tokens - start)
+        self._kv_tokens += job.arrival.prompt_tokens + job.generated_tokens
+        self._push_end(job)
+
+    def _push_end(self, job: Job) -> None:
+        self._order += 1
+        heappush(self._ends, (job.finish_step, self._order, job))
+
+    def _unreserve(self, job: Job) -> None:
+        self._reserved_blocks -= job.blocks
+        job.blocks = 0
+
+    def _preempt(self) -> bool:
+        """Send the last admitted back until the next step's blocks fit; True if any had to go."""
+        preempted = False
+        running = self._running
+        available = self._total_blocks - self._reserved_blocks
+        while running and self._batch.needed(self._step) > available:
+            job, _ = running.popitem()
+            running[job] = None
+            self._leave(job)
+            job.finish_step = -1
+            job.recompute_tokens = job.arrival.prompt_tokens + job.generated_tokens
+            job.preemptions += 1
+            self.preemptions += 1
+            self._waiting.appendleft(job)
+            preempted = True
+        return preempted
+
+    def _admit(self, now: float) -> None:
+        """Let arrived pulls and waiting requests in, in order, until one does not fit."""
+        most = self._profile.max_num_seqs
+        while self._ready and len(self._running) + len(self._computing) < most:
+            job = self._ready.popleft()
+            self._join(job)
+            self._joined.append(job)
+        block = self._profile.block_tokens
+        while self._waiting and len(self._running) + len(self._computing) < most:
+            job = self._waiting[0]
+            tokens = job.recompute_tokens or job.arrival.prompt_tokens
+            blocks = -(-tokens // block)
+            used = self._reserved_blocks + self._batch.needed(self._step)
+            if used + blocks > self._total_blocks:
+                return
+            self._waiting.popleft()
+            self._reserved_blocks += blocks
+            job.blocks = blocks
+            if job.recompute_tokens:
+                job.done_tokens = 0
+                self._computing.append(job)
+            else:
+                self._start_pull(job, now)
+
+    def _start_pull(self, job: Job, now: float) -> None:
+        """Move a prompt's KV here; the prefill engine frees it once that is done."""
+        seconds = handoff_seconds(
+            self._constants, job.arrival.prompt_tokens, self._profile.kv_bytes_per_token
+        )
+        ready_at = now + seconds
+        if self._serial_link:
+            fixed = self._constants.h0_seconds
+            begin = max(now + fixed, self._link_free_at)
+            ready_at = self._link_free_at = begin + seconds - fixed
+        self._order += 1
+        heappush(self._pulls, (ready_at, self._order, job))
+        self._kernel.at(ready_at, Priority.ENGINE, self._pulled, job)
+
+    def _pulled(self, job: Job) -> None:
+        """Tell the prefill engine that its copy is not needed any more."""
+        holder, job.holder = job.holder, None
+        if holder is not None:
+            holder.release(job)
+
+    def _abort_pull(self, job: Job) -> bool:
+        for entry in self._pulls:
+            if entry[2] is job:
+                self._pulls.remove(entry)
+                heapify(self._pulls)
+                self._unreserve(job)
+                self._unblock()
+                return True
+        return False
+
+    def _report(self) -> None:
+        """Tell the schedulers how far everybody is."""
+        step = self._reported_step = self._step
+        news: list[tuple[Job, int]] = []
+        for job in self._running:
+            count = step - job.start_step - job.reported_tokens
+            if count > 0:
+                job.reported_tokens += count
+                news.append((job, count))
+        if news:
+            news[0][0].listener.progressed(news)
+
+    # ---- steps
+
+    def _begin_run(self, now: float, *, look_again: bool) -> None:
+        """Price the next steps and plan the boundary at which something happens next."""
+        self._active = True
+        self._begin = now
+        count = len(self._running)
+        self._growth_seconds = self._d2 * count
+        self._first_seconds = self._d0 + self._d1 * count + self._d2 * self._kv_tokens
+        if self._computing:
+            self._begin_chunks(count)
+            return
+        steps = min(BLOCK_STEPS - self._cursor, self._stride - (self._step - self._reported_step))
+        if look_again and self._waiting:
+            steps = 1
+        ends = self._ends
+        while ends[0][2].finish_step != ends[0][0]:
+            heappop(ends)
+        steps = min(steps, ends[0][0] - self._step)
+        if steps > 1:
+            free = self._total_blocks - self._reserved_blocks - self._batch.needed(self._step)
+            steps = self._batch.safe_steps(self._step, free, steps)
+        self._planned_steps = steps
+        pulls = self._pulls
+        if pulls and steps > 1:
+            ready_at = pulls[0][0]
+            noticed = self._steps_to(ready_at)
+            begin = self._time_after(noticed - 1) if noticed > 1 else now
+            if (begin + self._time_after(noticed)) / 2.0 < ready_at:
+                noticed += 1
+            steps = min(steps, noticed)
+        self._plan_wake(steps, self._time_after(steps))
+        if self._joined:
+            self._tell_first(self._time_after(1))
+
+    def _tell_first(self, at: float) -> None:
+        """Announce the first token of those that just joined."""
+        for job in self._joined:
+            if not job.reported_tokens:
+                job.reported_tokens = 1
+                job.listener.first_token(job, at)
+        self._joined = []
+
+    def _begin_chunks(self, count: int) -> None:
+        """Plan one step that computes prompts beside the batch."""
+        constants = self._constants
+        budget = max(1, self._profile.max_batched_tokens - count)
+        total = 0
+        attention = 0.0
+        for job in self._computing:
+            tokens = min(budget - total, job.recompute_tokens - job.done_tokens)
+            if tokens <= 0:
+                break
+            self._chunks.append((job, tokens))
+            attention += attention_seconds(constants, tokens, job.done_tokens)
+            total += tokens
+        linear = constants.p2_seconds_per_token * total
+        if count:
+            seconds = self._first_seconds + linear + attention
+        else:
+            seconds = max(constants.p0_seconds, constants.p1_seconds + linear) + attention
+        n = self._cursor
+        noise = self._noise
+        seconds = seconds * (noise.factors[n + 1] - noise.factors[n])
+        at = self._begin + seconds + noise.stalls[n + 1] - noise.stalls[n]
+        self._plan_wake(1, at)
+        if self._joined:
+            self._tell_first(at)
+
+    def _finish_chunks(self, now: float) -> None:
+        """Take in what the step computed; a prompt that is complete has its next token."""
+        chunks, self._chunks = self._chunks, []
+        for job, tokens in chunks:
+            job.done_tokens += tokens
+            if job.gone:
+                self._computing.remove(job)
+                self._unreserve(job)
+            elif job.done_tokens >= job.recompute_tokens:
+                self._computing.remove(job)
+                job.recompute_tokens = 0
+                job.generated_tokens += 1
+                self._join(job)
+                if not job.reported_tokens:
+                    job.reported_tokens = 1
+                    job.listener.first_token(job, now)
