@@ -137,11 +137,15 @@ class HeldHandoff:
 
     Attributes:
         ticket: The hand-off.
-        router_id: The router that asked for it.
+        request_id: The request that was prefilled.
+        engine_params: What the engine gave, for a release.
+        since_seconds: When it began, by the agent's monotonic clock.
     """
 
     ticket: HandoffTicket
-    router_id: str
+    request_id: str
+    engine_params: bytes
+    since_seconds: float
 
 
 class HeldTable:
@@ -164,32 +168,45 @@ class HeldTable:
 
     def add(self, held: HeldHandoff) -> None:
         """Note a new hand-off."""
-        self._held[held.ticket.handoff_id] = held
+        self._held[held.request_id] = held
 
-    def remove(self, handoff_id: str) -> HeldHandoff | None:
+    def remove(self, request_id: str) -> HeldHandoff | None:
         """Take out one that was pulled or released; None where it is not held (any more)."""
-        return self._held.pop(handoff_id, None)
+        return self._held.pop(request_id, None)
+
+    def find(self, handoff_id: str) -> HeldHandoff | None:
+        """Return the entry of a hand-off, by its own id."""
+        for held in self._held.values():
+            if held.ticket.handoff_id == handoff_id:
+                return held
+        return None
 
     def expire(self, now_unix_seconds: float) -> list[HeldHandoff]:
         """Take out all whose lease has ended."""
         return [
-            self._held.pop(held.ticket.handoff_id)
+            self._held.pop(held.request_id)
             for held in list(self._held.values())
             if held.ticket.expire_unix_seconds <= now_unix_seconds
         ]
 
-    def trim(self, most_tokens: int) -> list[HeldHandoff]:
+    def trim(self, most_tokens: int, *, seen_seconds: float) -> list[HeldHandoff]:
         """Take out the oldest until at most `most_tokens` are held.
 
-        For engines that do not say which hand-off was pulled but do say how much KV they hold:
+        For engines that do not say which hand-off was pulled but do say how much KV is in use:
         hand-offs are pulled about in order.
+
+        Args:
+            most_tokens: KV in use when it was measured.
+            seen_seconds: When that was; what was held later stays out of it.
         """
+        old = [held for held in self._held.values() if held.since_seconds < seen_seconds]
+        tokens = sum(held.ticket.prompt_tokens for held in old)
         gone: list[HeldHandoff] = []
-        tokens = self.tokens
-        while self._held and tokens > most_tokens:
-            _, held = self._held.popitem(last=False)
+        for held in old:
+            if tokens <= most_tokens:
+                break
             tokens -= held.ticket.prompt_tokens
-            gone.append(held)
+            gone.append(self._held.pop(held.request_id))
         return gone
 
     def clear(self) -> list[HeldHandoff]:

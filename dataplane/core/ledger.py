@@ -42,6 +42,13 @@ class Columns:
         self.decode_kv_tokens = array("d", zeros)
         self.decode_remaining_tokens = array("d", zeros)
 
+    def copied(self) -> "Columns":
+        """Return a copy that does not move with the ledger."""
+        copy = Columns(0)
+        for name in self.__slots__:
+            setattr(copy, name, array("d", getattr(self, name)))
+        return copy
+
 
 class Ledger:
     """Requests in flight and their sums; all operations O(1) but for a change of roster."""
@@ -124,6 +131,11 @@ class Ledger:
         """Return the tokens streamed so far; 0 for unknown ids."""
         entry = self._entries.get(request_id)
         return 0 if entry is None else entry.generated_tokens
+
+    def decode_slot(self, request_id: str) -> int | None:
+        """Return where a request's decode is charged; None where it is not."""
+        entry = self._entries.get(request_id)
+        return None if entry is None else entry.decode_slot
 
     def release_legs(self, request_id: str) -> None:
         """Free both charges of a request that is about to be placed again."""

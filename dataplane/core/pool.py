@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from dataplane.core.cluster import (
     Instance,
     Measurements,
+    Role,
     Roster,
     Snapshot,
     empty_measurements,
@@ -68,6 +69,18 @@ class Pool:
     def slot(self, instance_id: str) -> int | None:
         """Return an instance's place in all columns."""
         return self._slots.get(instance_id)
+
+    def decode_of(self, request_id: str) -> Instance | None:
+        """Return where a request's decode is charged; the emptiest decode instance before that."""
+        slot = self.ledger.decode_slot(request_id)
+        if slot is not None:
+            return self.roster.instances[slot]
+        own, other = self.view.own.decode_kv_tokens, self.view.measured.other_decode_kv_tokens
+        return min(
+            (i for i in self.roster.instances if i.role is not Role.PREFILL),
+            key=lambda i: own[self._slots[i.instance_id]] + other[self._slots[i.instance_id]],
+            default=None,
+        )
 
     def charge_prefill(self, request: Request, instance_id: str) -> None:
         """Charge a prompt to a prefill instance that is in the roster."""

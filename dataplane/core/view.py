@@ -136,6 +136,14 @@ class ClusterView:
         self._vector_from = vector_from
         self._sides: dict[tuple[str, str], Side] = {}
 
+    def frozen(self) -> "ClusterView":
+        """Return a copy whose loads stand still: what a decision made now rests on."""
+        view = ClusterView(
+            self.roster, self.measured, self.own.copied(), vector_from=self._vector_from
+        )
+        view.typical_remaining_tokens = self.typical_remaining_tokens
+        return view
+
     def cached_prefix_tokens(self, request: Request, instance: Instance) -> int:  # noqa: ARG002
         """Return how many prompt tokens an instance has cached: 0, prefixes are not tracked."""
         return 0

@@ -1,0 +1,227 @@
+"""Constructs a router and runs it: `python -m dataplane.router.app [--print-config]`."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import structlog
+from steelyard.v1 import router_pb2, router_pb2_grpc
+
+from dataplane.core.pool import Pool
+from dataplane.core.predictor import HistogramPredictor
+from dataplane.core.scheduler import Scheduler
+from dataplane.core.schedulers import make_scheduler
+from dataplane.router.accounts import Accounts
+from dataplane.router.agents import AgentChannels
+from dataplane.router.desk import Desk
+from dataplane.router.feed import SnapshotFeed
+from dataplane.router.fleet import Fleet
+from dataplane.router.front import Front
+from dataplane.router.inflight import InflightBoard
+from dataplane.router.intake import Intake
+from dataplane.router.journal import Journal
+from dataplane.router.legs import Legs
+from dataplane.router.metrics import RouterMetrics
+from dataplane.router.outcomes import OutcomeReporter
+from dataplane.router.service import RouterServicer
+from dataplane.router.settings import RouterSettings
+from dataplane.router.snapshots import SnapshotReader
+from dataplane.router.tokenizers import Tokenizers
+from servicekit.clock import Clock, SystemClock
+from servicekit.errors import SettingsInvalid
+from servicekit.logging import configure_logging
+from servicekit.metrics import new_registry
+from servicekit.redis_client import connect
+from servicekit.server import RpcServer, ServiceBinding
+from servicekit.signals import stop_on_signals
+
+_KEEP_CHANNELS_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A running router's parts that others may want to look at."""
+
+    server: RpcServer
+    fleet: Fleet
+    front: Front
+    board: InflightBoard
+    journal: Journal
+
+
+class RouterApp:
+    """One router: `async with RouterApp(settings) as router:` serves until the block ends."""
+
+    def __init__(self, settings: RouterSettings, *, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._router_id = settings.router_id or f"{socket.gethostname()}-{os.getpid()}"
+        self._registry = new_registry()
+        self._stack = AsyncExitStack()
+        self._log = structlog.get_logger("dataplane.router")
+
+    async def __aenter__(self) -> Router:
+        """Construct everything, start serving, and return the parts."""
+        settings, clock = self._settings, self._clock
+        password = settings.redis_password
+        client = connect(
+            settings.redis_url, password=password.get_secret_value() if password else None
+        )
+        self._stack.push_async_callback(client.aclose)
+        agents = AgentChannels()
+        self._stack.push_async_callback(agents.close)
+        journal = Journal(settings.journal_path, clock)
+        first_state = asyncio.Event()
+        feed = SnapshotFeed(
+            client,
+            SnapshotReader(self._router_id),
+            clock=clock,
+            stale_after_seconds=settings.stale_after_seconds,
+        )
+        metrics = RouterMetrics(self._registry)
+        fleet = self._fleet(journal, metrics)
+        metrics.watch(snapshot_age_seconds=lambda: feed.age_seconds, fleet=lambda: fleet.in_flight)
+        feed.listen(fleet.arrived)
+        feed.listen(lambda _: first_state.set())
+        board = InflightBoard(client, clock=clock, router_id=self._router_id)
+        reporter = OutcomeReporter(settings.control_planes, clock)
+        legs = Legs(
+            agents,
+            clock=clock,
+            router_id=self._router_id,
+            coalesce_seconds=settings.coalesce_seconds,
+        )
+        intake = Intake(fleet, Tokenizers(agents), clock=clock, default_policy=settings.policy)
+        front = Front(
+            intake=intake,
+            legs=legs,
+            board=board,
+            accounts=Accounts(
+                router_id=self._router_id,
+                journal=journal,
+                reporter=reporter,
+                metrics=metrics,
+                predictor=fleet.predictor,
+                clock=clock,
+                journal_views=settings.journal_views,
+            ),
+            journal=journal,
+            metrics=metrics,
+            clock=clock,
+            snapshot_age_seconds=lambda: feed.age_seconds,
+        )
+        desk = Desk(fallback=settings.fallback_policy)
+        self._stack.callback(desk.stop)
+        server = self._server(
+            RouterServicer(front=front, intake=intake, desk=desk, journal=journal, clock=clock)
+        )
+        for name, work in (("feed", feed.run), ("journal", journal.run), ("board", board.run)):
+            self._background(name, work())
+        self._background("outcomes", reporter.run())
+        self._background("channels", _keep_channels(agents, fleet, clock))
+        self._background("serving", _serve_from(first_state, server))
+        self._stack.callback(fleet.stop)
+        self._stack.push_async_callback(board.flush)
+        self._stack.push_async_callback(legs.settle)
+        await server.start()
+        self._stack.push_async_callback(server.stop)
+        self._log.info("router_started", router_id=self._router_id, address=server.address)
+        return Router(server, fleet, front, board, journal)
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop serving, end what runs, close what is open."""
+        await self._stack.aclose()
+
+    def _fleet(self, journal: Journal, metrics: RouterMetrics) -> Fleet:
+        settings = self._settings
+
+        def scheduler(name: str, pool: Pool) -> Scheduler:
+            return make_scheduler(name, settings.policy_settings.get(name, {}), pool)
+
+        # A policy that cannot be made is told at the start, not to the first client.
+        scheduler(settings.policy, Pool())
+        predictor = HistogramPredictor(
+            default_tokens=settings.default_output_tokens, error=settings.predictor_error
+        )
+        return Fleet(
+            scheduler,
+            predictor,
+            journal,
+            self._clock,
+            lambda policy, seconds: metrics.decision.labels(policy).observe(seconds),
+        )
+
+    def _server(self, servicer: RouterServicer) -> RpcServer:
+        binding = ServiceBinding.of(
+            router_pb2,
+            "RouterService",
+            router_pb2_grpc.add_RouterServiceServicer_to_server,
+            servicer,
+        )
+        return RpcServer(
+            self._settings.server_options(),
+            services=[binding],
+            registry=self._registry,
+            clock=self._clock,
+        )
+
+    def _background(self, name: str, work: Coroutine[None, None, None]) -> None:
+        """Run something until the router stops."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        task.add_done_callback(self._report_crash)
+
+        async def end() -> None:
+            task.cancel()
+            await asyncio.wait([task])
+
+        self._stack.push_async_callback(end)
+
+    def _report_crash(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("task_crashed", task=task.get_name(), exc_info=error)
+
+
+async def _keep_channels(agents: AgentChannels, fleet: Fleet, clock: Clock) -> None:
+    while True:
+        await clock.sleep(_KEEP_CHANNELS_SECONDS)
+        await agents.keep(fleet.addresses())
+
+
+async def _serve_from(first_state: asyncio.Event, server: RpcServer) -> None:
+    await first_state.wait()
+    await server.set_serving(serving=True)
+
+
+async def run(settings: RouterSettings) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        OSError: An address is taken.
+        UnknownPolicyError: The policy set is not registered.
+        InvalidSettingError: A policy setting is outside its range.
+    """
+    stop = asyncio.Event()
+    with stop_on_signals(stop):
+        async with RouterApp(settings):
+            await stop.wait()
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        settings = RouterSettings.load()
+    except SettingsInvalid as error:
+        sys.exit(str(error))
+    if "--print-config" in sys.argv[1:]:
+        sys.stdout.write(settings.print_config())
+        return
+    configure_logging(settings.log_level, settings.log_format)
+    asyncio.run(run(settings))
+
+
+if __name__ == "__main__":
+    main()
