@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from steelyard.v1 import types_pb2 as steelyard_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18steelyard/v1/agent.proto\x12\x0csteelyard.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18steelyard/v1/types.proto\"\x9d\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x1c\n\x10prompt_token_ids\x18\x03 \x03(\rB\x02\x10\x01\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.steelyard.v1.SamplingParams\x12\x16\n\x0e\x65xpected_epoch\x18\x05 \x01(\t\"\xce\x01\n\x0fPrefillResponse\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.steelyard.v1.Handoff\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12.\n\x0b\x65ngine_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1b\n\x0e\x66irst_token_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x11\n\x0f_first_token_id\"\xce\x02\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x1c\n\x10prompt_token_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.steelyard.v1.SamplingParams\x12&\n\x07handoff\x18\x06 \x01(\x0b\x32\x15.steelyard.v1.Handoff\x12\x34\n\x11handoff_valid_for\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x65xpected_epoch\x18\x08 \x01(\t\x12+\n\x08\x63oalesce\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\twant_text\x18\n \x01(\x08\"\xfd\x01\n\x0e\x44\x65\x63odeResponse\x12\x15\n\ttoken_ids\x18\x01 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x02 \x01(\t\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.steelyard.v1.TokenLogprob\x12\x31\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1a.steelyard.v1.FinishReason\x12\x13\n\x0bstop_reason\x18\x05 \x01(\t\x12\"\n\x05usage\x18\x06 \x01(\x0b\x32\x13.steelyard.v1.Usage\x12,\n\tstep_time\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"V\n\x0eReleaseRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.steelyard.v1.Handoff\x12\x1c\n\x10prompt_token_ids\x18\x02 \x03(\rB\x02\x10\x01\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"\x12\n\x10GetEngineRequest\"g\n\x11GetEngineResponse\x12(\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x18.steelyard.v1.EngineInfo\x12(\n\x04load\x18\x02 \x01(\x0b\x32\x1a.steelyard.v1.InstanceLoad\"\x15\n\x13GetTokenizerRequest\"4\n\x14GetTokenizerResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06sha256\x18\x02 \x01(\t\"\x19\n\x17ResetPrefixCacheRequest\"\x1a\n\x18ResetPrefixCacheResponse\"s\n\x0cProbeRequest\x12-\n\x07prefill\x18\x01 \x01(\x0b\x32\x1a.steelyard.v1.PrefillProbeH\x00\x12+\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x19.steelyard.v1.DecodeProbeH\x00\x42\x07\n\x05probe\"3\n\x0cPrefillProbe\x12\x15\n\rprompt_tokens\x18\x01 \x03(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"]\n\x0b\x44\x65\x63odeProbe\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"\x9f\x01\n\rProbeResponse\x12\x30\n\rprefill_times\x18\x01 \x03(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x05steps\x18\x02 \x03(\x0b\x32\x1d.steelyard.v1.StepObservation\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"v\n\x0fStepObservation\x12+\n\x08\x64uration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tsequences\x18\x02 \x01(\r\x12\x11\n\tkv_tokens\x18\x03 \x01(\x04\x12\x10\n\x08unsteady\x18\x04 \x01(\x08\x32\xf3\x04\n\x0c\x41gentService\x12\x46\n\x07Prefill\x12\x1c.steelyard.v1.PrefillRequest\x1a\x1d.steelyard.v1.PrefillResponse\x12\x45\n\x06\x44\x65\x63ode\x12\x1b.steelyard.v1.DecodeRequest\x1a\x1c.steelyard.v1.DecodeResponse0\x01\x12@\n\x05\x41\x62ort\x12\x1a.steelyard.v1.AbortRequest\x1a\x1b.steelyard.v1.AbortResponse\x12\x46\n\x07Release\x12\x1c.steelyard.v1.ReleaseRequest\x1a\x1d.steelyard.v1.ReleaseResponse\x12L\n\tGetEngine\x12\x1e.steelyard.v1.GetEngineRequest\x1a\x1f.steelyard.v1.GetEngineResponse\x12W\n\x0cGetTokenizer\x12!.steelyard.v1.GetTokenizerRequest\x1a\".steelyard.v1.GetTokenizerResponse0\x01\x12\x61\n\x10ResetPrefixCache\x12%.steelyard.v1.ResetPrefixCacheRequest\x1a&.steelyard.v1.ResetPrefixCacheResponse\x12@\n\x05Probe\x12\x1a.steelyard.v1.ProbeRequest\x1a\x1b.steelyard.v1.ProbeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18steelyard/v1/agent.proto\x12\x0csteelyard.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18steelyard/v1/types.proto\"\x9d\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x1c\n\x10prompt_token_ids\x18\x03 \x03(\rB\x02\x10\x01\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.steelyard.v1.SamplingParams\x12\x16\n\x0e\x65xpected_epoch\x18\x05 \x01(\t\"\xe4\x01\n\x0fPrefillResponse\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.steelyard.v1.Handoff\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12.\n\x0b\x65ngine_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1b\n\x0e\x66irst_token_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0ctokens_ahead\x18\x06 \x01(\x04\x42\x11\n\x0f_first_token_id\"\xce\x02\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x1c\n\x10prompt_token_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.steelyard.v1.SamplingParams\x12&\n\x07handoff\x18\x06 \x01(\x0b\x32\x15.steelyard.v1.Handoff\x12\x34\n\x11handoff_valid_for\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0e\x65xpected_epoch\x18\x08 \x01(\t\x12+\n\x08\x63oalesce\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\twant_text\x18\n \x01(\x08\"\xb2\x02\n\x0e\x44\x65\x63odeResponse\x12\x15\n\ttoken_ids\x18\x01 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x02 \x01(\t\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.steelyard.v1.TokenLogprob\x12\x31\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1a.steelyard.v1.FinishReason\x12\x13\n\x0bstop_reason\x18\x05 \x01(\t\x12\"\n\x05usage\x18\x06 \x01(\x0b\x32\x13.steelyard.v1.Usage\x12,\n\tstep_time\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10\x66irst_token_time\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"V\n\x0eReleaseRequest\x12&\n\x07handoff\x18\x01 \x01(\x0b\x32\x15.steelyard.v1.Handoff\x12\x1c\n\x10prompt_token_ids\x18\x02 \x03(\rB\x02\x10\x01\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"\x12\n\x10GetEngineRequest\"g\n\x11GetEngineResponse\x12(\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x18.steelyard.v1.EngineInfo\x12(\n\x04load\x18\x02 \x01(\x0b\x32\x1a.steelyard.v1.InstanceLoad\"\x15\n\x13GetTokenizerRequest\"4\n\x14GetTokenizerResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06sha256\x18\x02 \x01(\t\"\x19\n\x17ResetPrefixCacheRequest\"\x1a\n\x18ResetPrefixCacheResponse\"s\n\x0cProbeRequest\x12-\n\x07prefill\x18\x01 \x01(\x0b\x32\x1a.steelyard.v1.PrefillProbeH\x00\x12+\n\x06\x64\x65\x63ode\x18\x02 \x01(\x0b\x32\x19.steelyard.v1.DecodeProbeH\x00\x42\x07\n\x05probe\"3\n\x0cPrefillProbe\x12\x15\n\rprompt_tokens\x18\x01 \x03(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"]\n\x0b\x44\x65\x63odeProbe\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"\x9f\x01\n\rProbeResponse\x12\x30\n\rprefill_times\x18\x01 \x03(\x0b\x32\x19.google.protobuf.Duration\x12,\n\x05steps\x18\x02 \x03(\x0b\x32\x1d.steelyard.v1.StepObservation\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"v\n\x0fStepObservation\x12+\n\x08\x64uration\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tsequences\x18\x02 \x01(\r\x12\x11\n\tkv_tokens\x18\x03 \x01(\x04\x12\x10\n\x08unsteady\x18\x04 \x01(\x08\x32\xf3\x04\n\x0c\x41gentService\x12\x46\n\x07Prefill\x12\x1c.steelyard.v1.PrefillRequest\x1a\x1d.steelyard.v1.PrefillResponse\x12\x45\n\x06\x44\x65\x63ode\x12\x1b.steelyard.v1.DecodeRequest\x1a\x1c.steelyard.v1.DecodeResponse0\x01\x12@\n\x05\x41\x62ort\x12\x1a.steelyard.v1.AbortRequest\x1a\x1b.steelyard.v1.AbortResponse\x12\x46\n\x07Release\x12\x1c.steelyard.v1.ReleaseRequest\x1a\x1d.steelyard.v1.ReleaseResponse\x12L\n\tGetEngine\x12\x1e.steelyard.v1.GetEngineRequest\x1a\x1f.steelyard.v1.GetEngineResponse\x12W\n\x0cGetTokenizer\x12!.steelyard.v1.GetTokenizerRequest\x1a\".steelyard.v1.GetTokenizerResponse0\x01\x12\x61\n\x10ResetPrefixCache\x12%.steelyard.v1.ResetPrefixCacheRequest\x1a&.steelyard.v1.ResetPrefixCacheResponse\x12@\n\x05Probe\x12\x1a.steelyard.v1.ProbeRequest\x1a\x1b.steelyard.v1.ProbeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,41 +45,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLREQUEST']._serialized_start=134
   _globals['_PREFILLREQUEST']._serialized_end=291
   _globals['_PREFILLRESPONSE']._serialized_start=294
-  _globals['_PREFILLRESPONSE']._serialized_end=500
-  _globals['_DECODEREQUEST']._serialized_start=503
-  _globals['_DECODEREQUEST']._serialized_end=837
-  _globals['_DECODERESPONSE']._serialized_start=840
-  _globals['_DECODERESPONSE']._serialized_end=1093
-  _globals['_ABORTREQUEST']._serialized_start=1095
-  _globals['_ABORTREQUEST']._serialized_end=1129
-  _globals['_ABORTRESPONSE']._serialized_start=1131
-  _globals['_ABORTRESPONSE']._serialized_end=1161
-  _globals['_RELEASEREQUEST']._serialized_start=1163
-  _globals['_RELEASEREQUEST']._serialized_end=1249
-  _globals['_RELEASERESPONSE']._serialized_start=1251
-  _globals['_RELEASERESPONSE']._serialized_end=1286
-  _globals['_GETENGINEREQUEST']._serialized_start=1288
-  _globals['_GETENGINEREQUEST']._serialized_end=1306
-  _globals['_GETENGINERESPONSE']._serialized_start=1308
-  _globals['_GETENGINERESPONSE']._serialized_end=1411
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1413
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1434
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1436
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1488
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1490
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1515
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1517
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1543
-  _globals['_PROBEREQUEST']._serialized_start=1545
-  _globals['_PROBEREQUEST']._serialized_end=1660
-  _globals['_PREFILLPROBE']._serialized_start=1662
-  _globals['_PREFILLPROBE']._serialized_end=1713
-  _globals['_DECODEPROBE']._serialized_start=1715
-  _globals['_DECODEPROBE']._serialized_end=1808
-  _globals['_PROBERESPONSE']._serialized_start=1811
-  _globals['_PROBERESPONSE']._serialized_end=1970
-  _globals['_STEPOBSERVATION']._serialized_start=1972
-  _globals['_STEPOBSERVATION']._serialized_end=2090
-  _globals['_AGENTSERVICE']._serialized_start=2093
-  _globals['_AGENTSERVICE']._serialized_end=2720
+  _globals['_PREFILLRESPONSE']._serialized_end=522
+  _globals['_DECODEREQUEST']._serialized_start=525
+  _globals['_DECODEREQUEST']._serialized_end=859
+  _globals['_DECODERESPONSE']._serialized_start=862
+  _globals['_DECODERESPONSE']._serialized_end=1168
+  _globals['_ABORTREQUEST']._serialized_start=1170
+  _globals['_ABORTREQUEST']._serialized_end=1204
+  _globals['_ABORTRESPONSE']._serialized_start=1206
+  _globals['_ABORTRESPONSE']._serialized_end=1236
+  _globals['_RELEASEREQUEST']._serialized_start=1238
+  _globals['_RELEASEREQUEST']._serialized_end=1324
+  _globals['_RELEASERESPONSE']._serialized_start=1326
+  _globals['_RELEASERESPONSE']._serialized_end=1361
+  _globals['_GETENGINEREQUEST']._serialized_start=1363
+  _globals['_GETENGINEREQUEST']._serialized_end=1381
+  _globals['_GETENGINERESPONSE']._serialized_start=1383
+  _globals['_GETENGINERESPONSE']._serialized_end=1486
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=1488
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=1509
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1511
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1563
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1565
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1590
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=1592
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1618
+  _globals['_PROBEREQUEST']._serialized_start=1620
+  _globals['_PROBEREQUEST']._serialized_end=1735
+  _globals['_PREFILLPROBE']._serialized_start=1737
+  _globals['_PREFILLPROBE']._serialized_end=1788
+  _globals['_DECODEPROBE']._serialized_start=1790
+  _globals['_DECODEPROBE']._serialized_end=1883
+  _globals['_PROBERESPONSE']._serialized_start=1886
+  _globals['_PROBERESPONSE']._serialized_end=2045
+  _globals['_STEPOBSERVATION']._serialized_start=2047
+  _globals['_STEPOBSERVATION']._serialized_end=2165
+  _globals['_AGENTSERVICE']._serialized_start=2168
+  _globals['_AGENTSERVICE']._serialized_end=2795
 # @@protoc_insertion_point(module_scope)

@@ -76,12 +76,17 @@ class PrefillResponse(_message.Message):
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     ENGINE_TIME_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TOKENS_AHEAD_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt, as the engine counted them."""
     cached_prompt_tokens: _builtins.int
     """Of these: found in the prefix cache."""
     first_token_id: _builtins.int
     """The token that prefill sampled; the decode engine generates it again."""
+    tokens_ahead: _builtins.int
+    """Prompt tokens that the agent had accepted before this request and that were not prefilled
+    when it came: 0 means that engine_time holds no waiting behind others.
+    """
     @_builtins.property
     def handoff(self) -> _types_pb2.Handoff:
         """To be given to exactly one Decode or Release."""
@@ -98,10 +103,11 @@ class PrefillResponse(_message.Message):
         cached_prompt_tokens: _builtins.int = ...,
         engine_time: _duration_pb2.Duration | None = ...,
         first_token_id: _builtins.int | None = ...,
+        tokens_ahead: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_first_token_id", b"_first_token_id", "engine_time", b"engine_time", "first_token_id", b"first_token_id", "handoff", b"handoff"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token_id", b"_first_token_id", "cached_prompt_tokens", b"cached_prompt_tokens", "engine_time", b"engine_time", "first_token_id", b"first_token_id", "handoff", b"handoff", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token_id", b"_first_token_id", "cached_prompt_tokens", b"cached_prompt_tokens", "engine_time", b"engine_time", "first_token_id", b"first_token_id", "handoff", b"handoff", "prompt_tokens", b"prompt_tokens", "tokens_ahead", b"tokens_ahead"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__first_token_id: _TypeAlias = _typing.Literal["first_token_id"]  # noqa: Y015
     _WhichOneofArgType__first_token_id: _TypeAlias = _typing.Literal["_first_token_id", b"_first_token_id"]  # noqa: Y015
@@ -190,6 +196,7 @@ class DecodeResponse(_message.Message):
     STOP_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     STEP_TIME_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_TIME_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Their text, where asked for; never cut inside a character."""
     finish_reason: _types_pb2.FinishReason.ValueType
@@ -212,6 +219,12 @@ class DecodeResponse(_message.Message):
     def step_time(self) -> _duration_pb2.Duration:
         """Time the engine took for the last step in this message; 0 where unknown."""
 
+    @_builtins.property
+    def first_token_time(self) -> _duration_pb2.Duration:
+        """From the request's arrival at the agent to its first token; set on the first message with
+        tokens. What a pull takes, without the network between caller and agent.
+        """
+
     def __init__(
         self,
         *,
@@ -222,10 +235,11 @@ class DecodeResponse(_message.Message):
         stop_reason: _builtins.str = ...,
         usage: _types_pb2.Usage | None = ...,
         step_time: _duration_pb2.Duration | None = ...,
+        first_token_time: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_token_time", b"first_token_time", "step_time", b"step_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "step_time", b"step_time", "stop_reason", b"stop_reason", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "first_token_time", b"first_token_time", "logprobs", b"logprobs", "step_time", b"step_time", "stop_reason", b"stop_reason", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

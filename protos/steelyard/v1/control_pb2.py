@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from steelyard.v1 import types_pb2 as steelyard_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asteelyard/v1/control.proto\x12\x0csteelyard.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18steelyard/v1/types.proto\";\n\x0fRegisterRequest\x12(\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x18.steelyard.v1.EngineInfo\"F\n\x10RegisterResponse\x12\x32\n\x0freport_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x80\x01\n\rReportRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.steelyard.v1.InstanceLoad\x12\x0f\n\x07leaving\x18\x05 \x01(\x08\"\x8b\x01\n\x0eReportResponse\x12\x19\n\x11\x61\x63\x63\x65pted_sequence\x18\x01 \x01(\x04\x12\x32\n\x0freport_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.steelyard.v1.InstanceState\"\x15\n\x13WatchClusterRequest\"G\n\x14WatchClusterResponse\x12/\n\x08snapshot\x18\x01 \x01(\x0b\x32\x1d.steelyard.v1.ClusterSnapshot\"a\n\x17PublishConstantsRequest\x12\x31\n\tconstants\x18\x01 \x01(\x0b\x32\x1e.steelyard.v1.ConstantsVersion\x12\x13\n\x0b\x61\x63\x63\x65pt_jump\x18\x02 \x01(\x08\"M\n\x18PublishConstantsResponse\x12\x31\n\tconstants\x18\x01 \x01(\x0b\x32\x1e.steelyard.v1.ConstantsVersion\"7\n\x13GetConstantsRequest\x12\x0f\n\x07profile\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\"I\n\x14GetConstantsResponse\x12\x31\n\tconstants\x18\x01 \x01(\x0b\x32\x1e.steelyard.v1.ConstantsVersion\"\'\n\x14ListConstantsRequest\x12\x0f\n\x07profile\x18\x01 \x01(\t\"\xbd\x01\n\x15ListConstantsResponse\x12\x31\n\tconstants\x18\x01 \x03(\x0b\x32\x1e.steelyard.v1.ConstantsVersion\x12\x41\n\x07\x63urrent\x18\x02 \x03(\x0b\x32\x30.steelyard.v1.ListConstantsResponse.CurrentEntry\x1a.\n\x0c\x43urrentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"<\n\x18RollbackConstantsRequest\x12\x0f\n\x07profile\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\"N\n\x19RollbackConstantsResponse\x12\x31\n\tconstants\x18\x01 \x01(\x0b\x32\x1e.steelyard.v1.ConstantsVersion\"\xc8\x04\n\x07Outcome\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x11\n\tslo_class\x18\x05 \x01(\t\x12\x0e\n\x06policy\x18\x06 \x01(\t\x12\x1b\n\x13prefill_instance_id\x18\x07 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_instance_id\x18\x08 \x01(\t\x12\x19\n\x11\x63onstants_version\x18\t \x01(\x04\x12\x15\n\rprompt_tokens\x18\n \x01(\r\x12\x18\n\x10predicted_tokens\x18\x0b \x01(\x01\x12\x19\n\x11\x63ompletion_tokens\x18\x0c \x01(\r\x12\x0e\n\x06status\x18\r \x01(\t\x12\'\n\x04ttft\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x04tpot\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0epredicted_ttft\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07slo_met\x18\x12 \x01(\x08\x12,\n\x08\x65nd_time\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x13prefill_engine_time\x18\x14 \x01(\x0b\x32\x19.google.protobuf.Duration\"?\n\x15ReportOutcomesRequest\x12&\n\x07outcome\x18\x01 \x01(\x0b\x32\x15.steelyard.v1.Outcome\"*\n\x16ReportOutcomesResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\"1\n\x0c\x44rainRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\";\n\rDrainResponse\x12*\n\x05state\x18\x01 \x01(\x0e\x32\x1b.steelyard.v1.InstanceState\"5\n\rSetSloRequest\x12$\n\x03slo\x18\x01 \x01(\x0b\x32\x17.steelyard.v1.SloPolicy\"6\n\x0eSetSloResponse\x12$\n\x03slo\x18\x01 \x01(\x0b\x32\x17.steelyard.v1.SloPolicy2\xdd\x06\n\x0e\x43ontrolService\x12I\n\x08Register\x12\x1d.steelyard.v1.RegisterRequest\x1a\x1e.steelyard.v1.RegisterResponse\x12G\n\x06Report\x12\x1b.steelyard.v1.ReportRequest\x1a\x1c.steelyard.v1.ReportResponse(\x01\x30\x01\x12W\n\x0cWatchCluster\x12!.steelyard.v1.WatchClusterRequest\x1a\".steelyard.v1.WatchClusterResponse0\x01\x12\x61\n\x10PublishConstants\x12%.steelyard.v1.PublishConstantsRequest\x1a&.steelyard.v1.PublishConstantsResponse\x12U\n\x0cGetConstants\x12!.steelyard.v1.GetConstantsRequest\x1a\".steelyard.v1.GetConstantsResponse\x12X\n\rListConstants\x12\".steelyard.v1.ListConstantsRequest\x1a#.steelyard.v1.ListConstantsResponse\x12\x64\n\x11RollbackConstants\x12&.steelyard.v1.RollbackConstantsRequest\x1a\'.steelyard.v1.RollbackConstantsResponse\x12]\n\x0eReportOutcomes\x12#.steelyard.v1.ReportOutcomesRequest\x1a$.steelyard.v1.ReportOutcomesResponse(\x01\x12@\n\x05\x44rain\x12\x1a.steelyard.v1.DrainRequest\x1a\x1b.steelyard.v1.DrainResponse\x12\x43\n\x06SetSlo\x12\x1b.steelyard.v1.SetSloRequest\x1a\x1c.steelyard.v1.SetSloResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asteelyard/v1/control.proto\x12\x0csteelyard.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18steelyard/v1/types.proto\";\n\x0fRegisterRequest\x12(\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x18.steelyard.v1.EngineInfo\"F\n\x10RegisterResponse\x12\x32\n\x0freport_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x80\x01\n\rReportRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.steelyard.v1.InstanceLoad\x12\x0f\n\x07leaving\x18\x05 \x01(\x08\"\x8b\x01\n\x0eReportResponse\x12\x19\n\x11\x61\x63\x63\x65pted_sequence\x18\x01 \x01(\x04\x12\x32\n\x0freport_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.steelyard.v1.InstanceState\"\x15\n\x13WatchClusterRequest\"G\n\x14WatchClusterResponse\x12/\n\x08snapshot\x18\x01 \x01(\x0b\x32\x1d.steelyard.v1.ClusterSnapshot\"a\n\x17PublishConstantsRequest\x12\x31\n\tconstants\x18\x01 \x01(\x0b\x32\x1e.steelyard.v1.ConstantsVersion\x12\x13\n\x0b\x61\x63\x63\x65pt_jump\x18\x02 \x01(\x08\"M\n\x18PublishConstantsResponse\x12\x31\n\tconstants\x18\x01 \x01(\x0b\x32\x1e.steelyard.v1.ConstantsVersion\"7\n\x13GetConstantsRequest\x12\x0f\n\x07profile\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\"I\n\x14GetConstantsResponse\x12\x31\n\tconstants\x18\x01 \x01(\x0b\x32\x1e.steelyard.v1.ConstantsVersion\"\'\n\x14ListConstantsRequest\x12\x0f\n\x07profile\x18\x01 \x01(\t\"\xfa\x02\n\x15ListConstantsResponse\x12\x31\n\tconstants\x18\x01 \x03(\x0b\x32\x1e.steelyard.v1.ConstantsVersion\x12\x41\n\x07\x63urrent\x18\x02 \x03(\x0b\x32\x30.steelyard.v1.ListConstantsResponse.CurrentEntry\x12\x43\n\x08proposed\x18\x03 \x03(\x0b\x32\x31.steelyard.v1.ListConstantsResponse.ProposedEntry\x12%\n\x08\x64rifting\x18\x04 \x03(\x0b\x32\x13.steelyard.v1.Drift\x1a.\n\x0c\x43urrentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1aO\n\rProposedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12-\n\x05value\x18\x02 \x01(\x0b\x32\x1e.steelyard.v1.ConstantsVersion:\x02\x38\x01\"z\n\x05\x44rift\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07profile\x18\x02 \x01(\t\x12\x0c\n\x04part\x18\x03 \x01(\t\x12\r\n\x05ratio\x18\x04 \x01(\x01\x12.\n\nsince_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"<\n\x18RollbackConstantsRequest\x12\x0f\n\x07profile\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\"N\n\x19RollbackConstantsResponse\x12\x31\n\tconstants\x18\x01 \x01(\x0b\x32\x1e.steelyard.v1.ConstantsVersion\"\xd5\x05\n\x07Outcome\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x11\n\tslo_class\x18\x05 \x01(\t\x12\x0e\n\x06policy\x18\x06 \x01(\t\x12\x1b\n\x13prefill_instance_id\x18\x07 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_instance_id\x18\x08 \x01(\t\x12\x19\n\x11\x63onstants_version\x18\t \x01(\x04\x12\x15\n\rprompt_tokens\x18\n \x01(\r\x12\x18\n\x10predicted_tokens\x18\x0b \x01(\x01\x12\x19\n\x11\x63ompletion_tokens\x18\x0c \x01(\r\x12\x0e\n\x06status\x18\r \x01(\t\x12\'\n\x04ttft\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x04tpot\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0epredicted_ttft\x18\x11 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07slo_met\x18\x12 \x01(\x08\x12,\n\x08\x65nd_time\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x13prefill_engine_time\x18\x14 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x15 \x01(\r\x12!\n\x14prefill_tokens_ahead\x18\x16 \x01(\x04H\x00\x88\x01\x01\x12\x31\n\x0epredicted_tpot\x18\x17 \x01(\x0b\x32\x19.google.protobuf.DurationB\x17\n\x15_prefill_tokens_ahead\"?\n\x15ReportOutcomesRequest\x12&\n\x07outcome\x18\x01 \x01(\x0b\x32\x15.steelyard.v1.Outcome\"*\n\x16ReportOutcomesResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\"1\n\x0c\x44rainRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\";\n\rDrainResponse\x12*\n\x05state\x18\x01 \x01(\x0e\x32\x1b.steelyard.v1.InstanceState\"5\n\rSetSloRequest\x12$\n\x03slo\x18\x01 \x01(\x0b\x32\x17.steelyard.v1.SloPolicy\"6\n\x0eSetSloResponse\x12$\n\x03slo\x18\x01 \x01(\x0b\x32\x17.steelyard.v1.SloPolicy\"(\n\x16HoldCalibrationRequest\x12\x0e\n\x06holder\x18\x01 \x01(\t\"C\n\x17HoldCalibrationResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration2\xbf\x07\n\x0e\x43ontrolService\x12I\n\x08Register\x12\x1d.steelyard.v1.RegisterRequest\x1a\x1e.steelyard.v1.RegisterResponse\x12G\n\x06Report\x12\x1b.steelyard.v1.ReportRequest\x1a\x1c.steelyard.v1.ReportResponse(\x01\x30\x01\x12W\n\x0cWatchCluster\x12!.steelyard.v1.WatchClusterRequest\x1a\".steelyard.v1.WatchClusterResponse0\x01\x12\x61\n\x10PublishConstants\x12%.steelyard.v1.PublishConstantsRequest\x1a&.steelyard.v1.PublishConstantsResponse\x12U\n\x0cGetConstants\x12!.steelyard.v1.GetConstantsRequest\x1a\".steelyard.v1.GetConstantsResponse\x12X\n\rListConstants\x12\".steelyard.v1.ListConstantsRequest\x1a#.steelyard.v1.ListConstantsResponse\x12\x64\n\x11RollbackConstants\x12&.steelyard.v1.RollbackConstantsRequest\x1a\'.steelyard.v1.RollbackConstantsResponse\x12]\n\x0eReportOutcomes\x12#.steelyard.v1.ReportOutcomesRequest\x1a$.steelyard.v1.ReportOutcomesResponse(\x01\x12@\n\x05\x44rain\x12\x1a.steelyard.v1.DrainRequest\x1a\x1b.steelyard.v1.DrainResponse\x12\x43\n\x06SetSlo\x12\x1b.steelyard.v1.SetSloRequest\x1a\x1c.steelyard.v1.SetSloResponse\x12`\n\x0fHoldCalibration\x12$.steelyard.v1.HoldCalibrationRequest\x1a%.steelyard.v1.HoldCalibrationResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LISTCONSTANTSRESPONSE_CURRENTENTRY']._loaded_options = None
   _globals['_LISTCONSTANTSRESPONSE_CURRENTENTRY']._serialized_options = b'8\001'
+  _globals['_LISTCONSTANTSRESPONSE_PROPOSEDENTRY']._loaded_options = None
+  _globals['_LISTCONSTANTSRESPONSE_PROPOSEDENTRY']._serialized_options = b'8\001'
   _globals['_REGISTERREQUEST']._serialized_start=135
   _globals['_REGISTERREQUEST']._serialized_end=194
   _globals['_REGISTERRESPONSE']._serialized_start=196
@@ -59,27 +61,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTCONSTANTSREQUEST']._serialized_start=947
   _globals['_LISTCONSTANTSREQUEST']._serialized_end=986
   _globals['_LISTCONSTANTSRESPONSE']._serialized_start=989
-  _globals['_LISTCONSTANTSRESPONSE']._serialized_end=1178
-  _globals['_LISTCONSTANTSRESPONSE_CURRENTENTRY']._serialized_start=1132
-  _globals['_LISTCONSTANTSRESPONSE_CURRENTENTRY']._serialized_end=1178
-  _globals['_ROLLBACKCONSTANTSREQUEST']._serialized_start=1180
-  _globals['_ROLLBACKCONSTANTSREQUEST']._serialized_end=1240
-  _globals['_ROLLBACKCONSTANTSRESPONSE']._serialized_start=1242
-  _globals['_ROLLBACKCONSTANTSRESPONSE']._serialized_end=1320
-  _globals['_OUTCOME']._serialized_start=1323
-  _globals['_OUTCOME']._serialized_end=1907
-  _globals['_REPORTOUTCOMESREQUEST']._serialized_start=1909
-  _globals['_REPORTOUTCOMESREQUEST']._serialized_end=1972
-  _globals['_REPORTOUTCOMESRESPONSE']._serialized_start=1974
-  _globals['_REPORTOUTCOMESRESPONSE']._serialized_end=2016
-  _globals['_DRAINREQUEST']._serialized_start=2018
-  _globals['_DRAINREQUEST']._serialized_end=2067
-  _globals['_DRAINRESPONSE']._serialized_start=2069
-  _globals['_DRAINRESPONSE']._serialized_end=2128
-  _globals['_SETSLOREQUEST']._serialized_start=2130
-  _globals['_SETSLOREQUEST']._serialized_end=2183
-  _globals['_SETSLORESPONSE']._serialized_start=2185
-  _globals['_SETSLORESPONSE']._serialized_end=2239
-  _globals['_CONTROLSERVICE']._serialized_start=2242
-  _globals['_CONTROLSERVICE']._serialized_end=3103
+  _globals['_LISTCONSTANTSRESPONSE']._serialized_end=1367
+  _globals['_LISTCONSTANTSRESPONSE_CURRENTENTRY']._serialized_start=1240
+  _globals['_LISTCONSTANTSRESPONSE_CURRENTENTRY']._serialized_end=1286
+  _globals['_LISTCONSTANTSRESPONSE_PROPOSEDENTRY']._serialized_start=1288
+  _globals['_LISTCONSTANTSRESPONSE_PROPOSEDENTRY']._serialized_end=1367
+  _globals['_DRIFT']._serialized_start=1369
+  _globals['_DRIFT']._serialized_end=1491
+  _globals['_ROLLBACKCONSTANTSREQUEST']._serialized_start=1493
+  _globals['_ROLLBACKCONSTANTSREQUEST']._serialized_end=1553
+  _globals['_ROLLBACKCONSTANTSRESPONSE']._serialized_start=1555
+  _globals['_ROLLBACKCONSTANTSRESPONSE']._serialized_end=1633
+  _globals['_OUTCOME']._serialized_start=1636
+  _globals['_OUTCOME']._serialized_end=2361
+  _globals['_REPORTOUTCOMESREQUEST']._serialized_start=2363
+  _globals['_REPORTOUTCOMESREQUEST']._serialized_end=2426
+  _globals['_REPORTOUTCOMESRESPONSE']._serialized_start=2428
+  _globals['_REPORTOUTCOMESRESPONSE']._serialized_end=2470
+  _globals['_DRAINREQUEST']._serialized_start=2472
+  _globals['_DRAINREQUEST']._serialized_end=2521
+  _globals['_DRAINRESPONSE']._serialized_start=2523
+  _globals['_DRAINRESPONSE']._serialized_end=2582
+  _globals['_SETSLOREQUEST']._serialized_start=2584
+  _globals['_SETSLOREQUEST']._serialized_end=2637
+  _globals['_SETSLORESPONSE']._serialized_start=2639
+  _globals['_SETSLORESPONSE']._serialized_end=2693
+  _globals['_HOLDCALIBRATIONREQUEST']._serialized_start=2695
+  _globals['_HOLDCALIBRATIONREQUEST']._serialized_end=2735
+  _globals['_HOLDCALIBRATIONRESPONSE']._serialized_start=2737
+  _globals['_HOLDCALIBRATIONRESPONSE']._serialized_end=2804
+  _globals['_CONTROLSERVICE']._serialized_start=2807
+  _globals['_CONTROLSERVICE']._serialized_end=3766
 # @@protoc_insertion_point(module_scope)

@@ -332,8 +332,31 @@ class ListConstantsResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ProposedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _types_pb2.ConstantsVersion: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _types_pb2.ConstantsVersion | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CONSTANTS_FIELD_NUMBER: _builtins.int
     CURRENT_FIELD_NUMBER: _builtins.int
+    PROPOSED_FIELD_NUMBER: _builtins.int
+    DRIFTING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def constants(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.ConstantsVersion]:
         """Every version kept."""
@@ -342,19 +365,69 @@ class ListConstantsResponse(_message.Message):
     def current(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """The current version of each profile."""
 
+    @_builtins.property
+    def proposed(self) -> _containers.MessageMap[_builtins.str, _types_pb2.ConstantsVersion]:
+        """What live traffic says that the constants of a profile should be; version 0 until published."""
+
+    @_builtins.property
+    def drifting(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drift]:
+        """Instances that do not run at the pace of their constants any more."""
+
     def __init__(
         self,
         *,
         constants: _abc.Iterable[_types_pb2.ConstantsVersion] | None = ...,
         current: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        proposed: _abc.Mapping[_builtins.str, _types_pb2.ConstantsVersion] | None = ...,
+        drifting: _abc.Iterable[Global___Drift] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constants", b"constants", "current", b"current"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constants", b"constants", "current", b"current", "drifting", b"drifting", "proposed", b"proposed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListConstantsResponse: _TypeAlias = ListConstantsResponse  # noqa: Y015
+
+@_typing.final
+class Drift(_message.Message):
+    """An instance that left the pace of its constants."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    RATIO_FIELD_NUMBER: _builtins.int
+    SINCE_TIME_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    """The instance."""
+    profile: _builtins.str
+    """Its profile."""
+    part: _builtins.str
+    """"prefill" or "decode"."""
+    ratio: _builtins.float
+    """Observed over predicted time: 1.4 is 40 % slower."""
+    @_builtins.property
+    def since_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was noticed."""
+
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        profile: _builtins.str = ...,
+        part: _builtins.str = ...,
+        ratio: _builtins.float = ...,
+        since_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since_time", b"since_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "part", b"part", "profile", b"profile", "ratio", b"ratio", "since_time", b"since_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drift: _TypeAlias = Drift  # noqa: Y015
 
 @_typing.final
 class RollbackConstantsRequest(_message.Message):
@@ -432,6 +505,9 @@ class Outcome(_message.Message):
     SLO_MET_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
     PREFILL_ENGINE_TIME_FIELD_NUMBER: _builtins.int
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_AHEAD_FIELD_NUMBER: _builtins.int
+    PREDICTED_TPOT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     router_id: _builtins.str
@@ -460,6 +536,10 @@ class Outcome(_message.Message):
     """"ok", or the gRPC code it ended with ("CANCELLED")."""
     slo_met: _builtins.bool
     """True when every target of its class was met."""
+    cached_prompt_tokens: _builtins.int
+    """Of the prompt: tokens found in the prefill engine's prefix cache."""
+    prefill_tokens_ahead: _builtins.int
+    """Prompt tokens before this one at the prefill engine when it arrived; absent where unknown."""
     @_builtins.property
     def ttft(self) -> _duration_pb2.Duration:
         """From arrival to the first token; absent where there was none."""
@@ -484,6 +564,10 @@ class Outcome(_message.Message):
     def prefill_engine_time(self) -> _duration_pb2.Duration:
         """Observed cost of the prefill step(s), agent side; for drift detection."""
 
+    @_builtins.property
+    def predicted_tpot(self) -> _duration_pb2.Duration:
+        """What the router predicted for tpot; absent where it had no view."""
+
     def __init__(
         self,
         *,
@@ -507,12 +591,17 @@ class Outcome(_message.Message):
         slo_met: _builtins.bool = ...,
         end_time: _timestamp_pb2.Timestamp | None = ...,
         prefill_engine_time: _duration_pb2.Duration | None = ...,
+        cached_prompt_tokens: _builtins.int = ...,
+        prefill_tokens_ahead: _builtins.int | None = ...,
+        predicted_tpot: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "predicted_ttft", b"predicted_ttft", "prefill_engine_time", b"prefill_engine_time", "total", b"total", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_tokens_ahead", b"_prefill_tokens_ahead", "end_time", b"end_time", "predicted_tpot", b"predicted_tpot", "predicted_ttft", b"predicted_ttft", "prefill_engine_time", b"prefill_engine_time", "prefill_tokens_ahead", b"prefill_tokens_ahead", "total", b"total", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "constants_version", b"constants_version", "decode_instance_id", b"decode_instance_id", "end_time", b"end_time", "model", b"model", "policy", b"policy", "predicted_tokens", b"predicted_tokens", "predicted_ttft", b"predicted_ttft", "prefill_engine_time", b"prefill_engine_time", "prefill_instance_id", b"prefill_instance_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "router_id", b"router_id", "slo_class", b"slo_class", "slo_met", b"slo_met", "status", b"status", "tenant", b"tenant", "total", b"total", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_tokens_ahead", b"_prefill_tokens_ahead", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "constants_version", b"constants_version", "decode_instance_id", b"decode_instance_id", "end_time", b"end_time", "model", b"model", "policy", b"policy", "predicted_tokens", b"predicted_tokens", "predicted_tpot", b"predicted_tpot", "predicted_ttft", b"predicted_ttft", "prefill_engine_time", b"prefill_engine_time", "prefill_instance_id", b"prefill_instance_id", "prefill_tokens_ahead", b"prefill_tokens_ahead", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "router_id", b"router_id", "slo_class", b"slo_class", "slo_met", b"slo_met", "status", b"status", "tenant", b"tenant", "total", b"total", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prefill_tokens_ahead: _TypeAlias = _typing.Literal["prefill_tokens_ahead"]  # noqa: Y015
+    _WhichOneofArgType__prefill_tokens_ahead: _TypeAlias = _typing.Literal["_prefill_tokens_ahead", b"_prefill_tokens_ahead"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_tokens_ahead) -> _WhichOneofReturnType__prefill_tokens_ahead | None: ...
 
 Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
@@ -657,3 +746,49 @@ class SetSloResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetSloResponse: _TypeAlias = SetSloResponse  # noqa: Y015
+
+@_typing.final
+class HoldCalibrationRequest(_message.Message):
+    """Who wants to calibrate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: _builtins.int
+    holder: _builtins.str
+    """Names the holder to others that are refused ("host:pid")."""
+    def __init__(
+        self,
+        *,
+        holder: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldCalibrationRequest: _TypeAlias = HoldCalibrationRequest  # noqa: Y015
+
+@_typing.final
+class HoldCalibrationResponse(_message.Message):
+    """The lock is held."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lease(self) -> _duration_pb2.Duration:
+        """Until then at least, if this stream dies without being closed."""
+
+    def __init__(
+        self,
+        *,
+        lease: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldCalibrationResponse: _TypeAlias = HoldCalibrationResponse  # noqa: Y015

@@ -85,6 +85,11 @@ class ControlServiceStub:
                 request_serializer=steelyard_dot_v1_dot_control__pb2.SetSloRequest.SerializeToString,
                 response_deserializer=steelyard_dot_v1_dot_control__pb2.SetSloResponse.FromString,
                 _registered_method=True)
+        self.HoldCalibration = channel.unary_stream(
+                '/steelyard.v1.ControlService/HoldCalibration',
+                request_serializer=steelyard_dot_v1_dot_control__pb2.HoldCalibrationRequest.SerializeToString,
+                response_deserializer=steelyard_dot_v1_dot_control__pb2.HoldCalibrationResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -163,6 +168,15 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HoldCalibration(self, request, context):
+        """Holds the cluster's one calibration lock as long as the stream is open: a first message when it
+        is held, one each time it is renewed. FAILED_PRECONDITION (reason CALIBRATION_RUNNING, with the
+        holder) when somebody else holds it; ABORTED when it was lost.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -215,6 +229,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.SetSlo,
                     request_deserializer=steelyard_dot_v1_dot_control__pb2.SetSloRequest.FromString,
                     response_serializer=steelyard_dot_v1_dot_control__pb2.SetSloResponse.SerializeToString,
+            ),
+            'HoldCalibration': grpc.unary_stream_rpc_method_handler(
+                    servicer.HoldCalibration,
+                    request_deserializer=steelyard_dot_v1_dot_control__pb2.HoldCalibrationRequest.FromString,
+                    response_serializer=steelyard_dot_v1_dot_control__pb2.HoldCalibrationResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -488,6 +507,33 @@ class ControlService:
             '/steelyard.v1.ControlService/SetSlo',
             steelyard_dot_v1_dot_control__pb2.SetSloRequest.SerializeToString,
             steelyard_dot_v1_dot_control__pb2.SetSloResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldCalibration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/steelyard.v1.ControlService/HoldCalibration',
+            steelyard_dot_v1_dot_control__pb2.HoldCalibrationRequest.SerializeToString,
+            steelyard_dot_v1_dot_control__pb2.HoldCalibrationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,11 @@ class ControlServiceStub:
     """Takes an instance out of service, or back in."""
     SetSlo: _aio.UnaryUnaryMultiCallable[_control_pb2.SetSloRequest, _control_pb2.SetSloResponse]
     """Replaces the targets of the SLO classes."""
+    HoldCalibration: _aio.UnaryStreamMultiCallable[_control_pb2.HoldCalibrationRequest, _control_pb2.HoldCalibrationResponse]
+    """Holds the cluster's one calibration lock as long as the stream is open: a first message when it
+    is held, one each time it is renewed. FAILED_PRECONDITION (reason CALIBRATION_RUNNING, with the
+    holder) when somebody else holds it; ABORTED when it was lost.
+    """
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
     """Keeps the cluster's state in Redis; any replica answers any call."""
@@ -127,5 +132,16 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_control_pb2.SetSloRequest, _abc.Awaitable[_control_pb2.SetSloResponse]],
     ) -> _abc.Awaitable[_control_pb2.SetSloResponse]:
         """Replaces the targets of the SLO classes."""
+
+    @_abc_1.abstractmethod
+    def HoldCalibration(
+        self,
+        request: _control_pb2.HoldCalibrationRequest,
+        context: _aio.ServicerContext[_control_pb2.HoldCalibrationRequest, _abc.AsyncIterator[_control_pb2.HoldCalibrationResponse]],
+    ) -> _abc.AsyncIterator[_control_pb2.HoldCalibrationResponse]:
+        """Holds the cluster's one calibration lock as long as the stream is open: a first message when it
+        is held, one each time it is renewed. FAILED_PRECONDITION (reason CALIBRATION_RUNNING, with the
+        holder) when somebody else holds it; ABORTED when it was lost.
+        """
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _aio.Server) -> None: ...

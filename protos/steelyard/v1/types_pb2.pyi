@@ -330,6 +330,7 @@ class SloTargets(_message.Message):
 
     TTFT_FIELD_NUMBER: _builtins.int
     TPOT_FIELD_NUMBER: _builtins.int
+    TTFT_PER_PROMPT_TOKEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ttft(self) -> _duration_pb2.Duration:
         """Time from arrival to the first generated token."""
@@ -338,15 +339,22 @@ class SloTargets(_message.Message):
     def tpot(self) -> _duration_pb2.Duration:
         """Mean time per output token after the first."""
 
+    @_builtins.property
+    def ttft_per_prompt_token(self) -> _duration_pb2.Duration:
+        """Added to `ttft` for each prompt token: a budget that grows with the prompt. 0 or not set: one
+        TTFT for all prompts.
+        """
+
     def __init__(
         self,
         *,
         ttft: _duration_pb2.Duration | None = ...,
         tpot: _duration_pb2.Duration | None = ...,
+        ttft_per_prompt_token: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tpot", b"tpot", "ttft", b"ttft", "ttft_per_prompt_token", b"ttft_per_prompt_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tpot", b"tpot", "ttft", b"ttft", "ttft_per_prompt_token", b"ttft_per_prompt_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
