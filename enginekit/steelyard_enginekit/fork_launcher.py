@@ -329,8 +329,9 @@ def main(arguments: list[str] | None = None) -> int:
         inline = options.spec.lstrip().startswith("{")
         spec = parse_cluster(options.spec if inline else Path(options.spec).read_text("utf-8"))
         process.adopt_orphans()
-        warm_image.preload(spec.preload)
-        Launcher(spec, output_fd, options.stop_grace_seconds).run(parent_pid)
+        with process.scratch_directory():
+            warm_image.preload(spec.preload)
+            Launcher(spec, output_fd, options.stop_grace_seconds).run(parent_pid)
     except (EngineKitError, OSError) as error:
         _write_line(output_fd, {"event": "failed", "message": str(error)})
         return 2

@@ -13,7 +13,10 @@ NIXL side channel still answering. Three kernel features together prevent it her
 import ctypes
 import os
 import signal
+import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -52,6 +55,18 @@ def tie_forks_to_their_parent() -> None:
             die_with_parent(forker_pid[0])
 
     os.register_at_fork(before=before, after_in_child=in_child)
+
+
+@contextmanager
+def scratch_directory() -> Iterator[None]:
+    """Point TMPDIR at a directory that goes when the process does.
+
+    Every server leaves sockets and a file store in the temporary directory, killed or not.
+    """
+    with tempfile.TemporaryDirectory(prefix="steelyard-", ignore_cleanup_errors=True) as path:
+        os.environ["TMPDIR"] = path
+        tempfile.tempdir = None  # forget the cached answer
+        yield
 
 
 def group_exists(group_id: int) -> bool:

@@ -43,19 +43,20 @@ def main(arguments: list[str] | None = None) -> int:
     side = options.side_channel_port
     os.environ.update(server_environment(host=options.host, side_channel_port=side))
     try:
-        warm_image.preload()
+        with process.scratch_directory():
+            warm_image.preload()
+            warm_image.run_server(
+                server_arguments(
+                    host=options.bind or options.host,
+                    port=options.port,
+                    role=options.role,
+                    flags=options.flags,
+                    kv_overrides=options.kv_transfer,
+                )
+            )
     except EngineKitError as error:
         print(json.dumps({"event": "failed", "message": str(error)}), file=sys.stderr)  # noqa: T201
         return 2
-    warm_image.run_server(
-        server_arguments(
-            host=options.bind or options.host,
-            port=options.port,
-            role=options.role,
-            flags=options.flags,
-            kv_overrides=options.kv_transfer,
-        )
-    )
     return 0
 
 

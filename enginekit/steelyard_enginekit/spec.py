@@ -55,7 +55,7 @@ def parse_cluster(text: str) -> ClusterSpec:
         raise InvalidSpecError(f"the spec is not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise InvalidSpecError("the spec must be a JSON object")
-    known = {field_ for field_ in ClusterSpec.__slots__}
+    known = set(ClusterSpec.__slots__)
     _refuse_unknown(raw, known, "spec")
     entries = raw.get("servers")
     if not isinstance(entries, list) or not entries:
@@ -109,10 +109,10 @@ def _refuse_unknown(raw: Mapping[str, object], known: set[str], where: str) -> N
 
 def _refuse_clashes(servers: tuple[ServerSpec, ...]) -> None:
     names = [server.name for server in servers]
-    ports = [server.port for server in servers]
-    ports += [s.side_channel_port for s in servers if s.side_channel_port is not None]
+    ports = [str(server.port) for server in servers]
+    ports += [str(s.side_channel_port) for s in servers if s.side_channel_port is not None]
     for what, values in (("name", names), ("port", ports)):
-        twice = sorted({str(value) for value in values if values.count(value) > 1})
+        twice = sorted({value for value in values if values.count(value) > 1})
         if twice:
             raise InvalidSpecError(f"spec.servers use a {what} twice: {', '.join(twice)}")
 

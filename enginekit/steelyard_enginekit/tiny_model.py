@@ -1,7 +1,9 @@
 """Write a tiny random Llama that real vLLM serves: `python -m steelyard_enginekit.tiny_model OUT --seed 0`.
 
 The tokenizer is byte-level without merges: one token is one byte of UTF-8, so any text round-trips and
-prompt lengths are easy to choose. Weights are float32 and drawn wide (standard deviation 0.3), which keeps the
+prompt lengths are easy to choose. The default vocabulary is exactly 256 bytes and 6 special tokens; a wider one
+(`--vocabulary 384`) behaves like the padded vocabularies of published models, whose surplus ids the engine
+accepts and emits but cannot turn into text. Weights are float32 and drawn wide (standard deviation 0.3), which keeps the
 logits far apart: greedy output then depends on the whole prompt and has no near ties, so that token
 sequences can be compared for equality between a prefill/decode pair and a solo engine.
 
@@ -12,6 +14,7 @@ different seeds is the way to test that a mismatched pair is refused.
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +42,7 @@ class TinyModel:
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 32
-    vocabulary: int = 384
+    vocabulary: int = 262
     max_positions: int = 32768
 
 
@@ -142,7 +145,7 @@ def _config(shape: TinyModel) -> dict[str, object]:
     }
 
 
-def _write_json(path: Path, value: dict[str, object]) -> None:
+def _write_json(path: Path, value: Mapping[str, object]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
