@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from dataplane.agent.emulated_prefill import HandoffBlob
 from dataplane.agent.emulated_stream import EmulatedStream
 from dataplane.agent.engine import DecodeJob, Sampling
-from dataplane.agent.errors import DuplicateRequest, EngineFailed, InvalidArgument
+from dataplane.agent.errors import DuplicateRequest, EngineFailed
 from dataplane.agent.side_channel import FREE, RENEW, Peer
 from dataplane.core.emulation.batching import BatchingEngine
 from dataplane.core.emulation.tokens import (
@@ -22,6 +22,7 @@ from dataplane.core.emulation.tokens import (
     text_state,
 )
 from dataplane.core.emulation.values import PullNews, SequenceRequest, Step, StepOutcome
+from servicekit.errors import InvalidArgument
 
 CORE_PREFIX = "decode/"
 

@@ -14,9 +14,9 @@ from dataplane.agent.engine import (
     Logprob,
     TokenUsage,
 )
-from dataplane.agent.errors import SteelyardError
 from dataplane.agent.stop_strings import StopScanner
 from dataplane.core.emulation.tokens import Continuation, mix
+from servicekit.errors import SteelyardError
 
 
 class EmulatedStream:

@@ -2,28 +2,12 @@
 
 from dataplane.core.handoff import HandoffRefusal
 from servicekit.errors import (
-    DeadlineExceeded,
+    Aborted,
     FailedPrecondition,
     Internal,
-    InvalidArgument,
     NotFound,
-    SteelyardError,
     Unavailable,
 )
-
-__all__ = [
-    "DeadlineExceeded",
-    "DuplicateRequest",
-    "EngineFailed",
-    "EngineUnavailable",
-    "EpochChanged",
-    "HandoffRefused",
-    "InvalidArgument",
-    "NoTokenizer",
-    "NotSupported",
-    "SteelyardError",
-    "WrongRole",
-]
 
 
 class EngineUnavailable(Unavailable):
@@ -71,6 +55,12 @@ class DuplicateRequest(FailedPrecondition):
     """Raised when a request id is live on this engine already; the caller chooses a new one."""
 
     default_reason = "DUPLICATE_REQUEST"
+
+
+class RequestAborted(Aborted):
+    """Raised when somebody aborted the request by its id; whoever sent it has lost interest."""
+
+    default_reason = "REQUEST_ABORTED"
 
 
 class NoTokenizer(NotFound):

@@ -5,7 +5,7 @@ import math
 import msgspec
 
 from dataplane.agent.engine import DecodeJob, EngineDescription, PrefillJob, Sampling
-from dataplane.agent.errors import InvalidArgument
+from servicekit.errors import InvalidArgument
 
 
 def check_prefill(job: PrefillJob, engine: EngineDescription) -> None:
