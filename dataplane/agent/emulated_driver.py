@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from dataplane.core.emulation.batching import BatchingEngine
 from dataplane.core.emulation.values import Idle, PullNews, Step, StepOutcome
@@ -12,8 +12,8 @@ MAX_TIME_SCALE = 1e9
 """Stands for "as fast as the machine can": a step lasts picoseconds then."""
 _MAX_STEPS_PER_WAKE = 16
 _MAX_DEBT_SECONDS = 0.02
-"""How late, in real time, the driver may be and still catch up with shorter waits. Timers wake up
-to a millisecond late; without catching up, every step would be that much longer."""
+"""How late, in real time, the driver may be and still catch up with shorter waits. Every wake-up is
+a little late; without catching up, every step would be that much longer."""
 
 
 class Driver:
@@ -29,6 +29,7 @@ class Driver:
         clock: Clock,
         *,
         time_scale: float,
+        sleep: Callable[[float], Awaitable[None]],
         on_outcome: Callable[[StepOutcome, Step], None],
         on_news: Callable[[PullNews], None],
     ) -> None:
@@ -38,12 +39,14 @@ class Driver:
             engine: Driven by this alone.
             clock: Real time.
             time_scale: Engine seconds a real second; > 0, at most MAX_TIME_SCALE is used.
+            sleep: Waits that many real seconds.
             on_outcome: Called after every step.
             on_news: Called when pulls start or are done.
         """
         self._engine = engine
         self._clock = clock
         self._scale = min(time_scale, MAX_TIME_SCALE)
+        self._sleep = sleep
         self._on_outcome = on_outcome
         self._on_news = on_news
         self._start_seconds = clock.monotonic()
@@ -77,7 +80,7 @@ class Driver:
             wait_seconds = (step.end_seconds - self.now()) / self._scale
             steps_since_wait += 1
             if wait_seconds > 0:
-                await self._clock.sleep(wait_seconds)
+                await self._sleep(wait_seconds)
                 steps_since_wait = 0
             elif steps_since_wait >= _MAX_STEPS_PER_WAKE:
                 await asyncio.sleep(0)

@@ -28,6 +28,7 @@ from dataplane.agent.engine import (
     TokenStream,
 )
 from dataplane.agent.errors import EngineUnavailable
+from dataplane.agent.fine_timer import FineTimer
 from dataplane.agent.validation import check_decode, check_prefill
 from dataplane.core.emulation.batching import BatchingEngine
 from dataplane.core.emulation.tokens import Vocabulary
@@ -76,11 +77,13 @@ class EngineEmulated:
         time_scale = min(options.time_scale, MAX_TIME_SCALE)
         batching = options.batching
         scaled = replace(batching, lease_seconds=batching.lease_seconds * time_scale)
+        self._timer: FineTimer | None = None
         self._core = BatchingEngine(scaled, Random(options.seed))
         self._driver = Driver(
             self._core,
             clock,
             time_scale=time_scale,
+            sleep=self._sleep,
             on_outcome=self._on_outcome,
             on_news=self._on_news,
         )
@@ -116,6 +119,7 @@ class EngineEmulated:
     async def start(self) -> None:
         """Open the side channel and start stepping."""
         await self._prefill.start()
+        self._timer = FineTimer()
         self._tasks = [
             asyncio.create_task(self._driver.run()),
             asyncio.create_task(self._renew_leases()),
@@ -178,6 +182,12 @@ class EngineEmulated:
         self._tasks = []
         await self._decode.close()
         await self._prefill.close()
+        if self._timer is not None:
+            self._timer.close()
+
+    async def _sleep(self, seconds: float) -> None:
+        assert self._timer is not None
+        await self._timer.sleep(seconds)
 
     @property
     def _alive(self) -> bool:
