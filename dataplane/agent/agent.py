@@ -27,7 +27,7 @@ from dataplane.agent.errors import (
     WrongRole,
 )
 from dataplane.agent.validation import check_decode, check_prefill
-from dataplane.core.handoff import HandoffBook, HandoffTicket, HeldHandoff, HeldTable
+from dataplane.core.handoff import HandoffBook, HandoffTicket, HeldHandoff, HeldTable, prompt_digest
 from servicekit.clock import Clock
 
 
@@ -183,7 +183,7 @@ class Agent:
             raise DuplicateRequest(f"request {job.request_id} is generating here already")
         check_decode(job, self._description)
         if ticket is not None:
-            self._admit(ticket, valid_for_seconds)
+            self._admit(ticket, job.prompt, valid_for_seconds)
         phase = ChargePhase.PREFILL if ticket is None else ChargePhase.DECODE
         charge = self.accounting.charge(router_id, phase, len(job.prompt))
         try:
@@ -225,7 +225,7 @@ class Agent:
             self._free_held(held)
         elif (
             not self.identity.role.decodes
-            or self._book.admit(ticket, now_unix_seconds=self._clock.unix()) is not None
+            or self._book.admit(ticket, None, now_unix_seconds=self._clock.unix()) is not None
         ):
             return False
         return await self.engine.release(engine_params, prompt)
@@ -291,6 +291,7 @@ class Agent:
             pairing_key=self._description.pairing_key,
             prompt_tokens=result.prompt_tokens,
             expire_unix_seconds=self._clock.unix() + result.lease_seconds,
+            prompt_digest=prompt_digest(job.prompt),
         )
         charge.move_to(ChargePhase.HELD)
         self._held_charges[job.request_id] = charge
@@ -304,9 +305,14 @@ class Agent:
         )
         return Prefilled(ticket=ticket, result=result, engine_seconds=engine_seconds)
 
-    def _admit(self, ticket: HandoffTicket, valid_for_seconds: float | None) -> None:
+    def _admit(
+        self, ticket: HandoffTicket, prompt: Sequence[int], valid_for_seconds: float | None
+    ) -> None:
         refusal = self._book.admit(
-            ticket, now_unix_seconds=self._clock.unix(), valid_for_seconds=valid_for_seconds
+            ticket,
+            prompt,
+            now_unix_seconds=self._clock.unix(),
+            valid_for_seconds=valid_for_seconds,
         )
         if refusal is not None:
             raise HandoffRefused(refusal, f"hand-off {ticket.handoff_id}: {refusal.name.lower()}")

@@ -120,6 +120,7 @@ def ticket(handoff: types_pb2.Handoff) -> HandoffTicket:
         pairing_key=handoff.pairing_key,
         prompt_tokens=handoff.prompt_tokens,
         expire_unix_seconds=seconds_of(handoff.expire_time),
+        prompt_digest=handoff.prompt_digest,
     )
 
 
@@ -135,6 +136,7 @@ def prefill_response(prefilled: Prefilled) -> agent_pb2.PrefillResponse:
             prompt_tokens=held.prompt_tokens,
             expire_time=timestamp(held.expire_unix_seconds),
             engine_params=result.engine_params,
+            prompt_digest=held.prompt_digest,
         ),
         prompt_tokens=result.prompt_tokens,
         cached_prompt_tokens=result.cached_prompt_tokens,

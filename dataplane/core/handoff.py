@@ -5,7 +5,10 @@ answers normally and with wrong tokens. So every rule here errs towards refusing
 costs a new prefill, an accepted wrong one a wrong answer.
 """
 
+import hashlib
+from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -19,6 +22,8 @@ class HandoffRefusal(Enum):
     """It was given to this engine before."""
     FOREIGN_EPOCH = "HANDOFF_FOREIGN_EPOCH"
     """It belongs to an earlier boot of its prefill engine."""
+    PROMPT_MISMATCH = "HANDOFF_PROMPT_MISMATCH"
+    """It holds another prompt."""
     PAIR_MISMATCH = "PAIR_MISMATCH"
     """Its engine and this one do not lay out KV alike."""
 
@@ -34,6 +39,7 @@ class HandoffTicket:
         pairing_key: Of that engine.
         prompt_tokens: Tokens held.
         expire_unix_seconds: End of the lease, by the prefill agent's wall clock.
+        prompt_digest: `prompt_digest` of the prompt; empty where nobody made one.
     """
 
     handoff_id: str
@@ -42,6 +48,18 @@ class HandoffTicket:
     pairing_key: str
     prompt_tokens: int
     expire_unix_seconds: float
+    prompt_digest: bytes = b""
+
+    def holds(self, prompt: Sequence[int]) -> bool:
+        """Say whether it is this prompt's, as far as can be told."""
+        if len(prompt) != self.prompt_tokens:
+            return False
+        return not self.prompt_digest or self.prompt_digest == prompt_digest(prompt)
+
+
+def prompt_digest(prompt: Sequence[int]) -> bytes:
+    """Return 16 bytes that tell one prompt from another; ids are below 2^32."""
+    return hashlib.blake2b(array("I", prompt).tobytes(), digest_size=16).digest()
 
 
 class HandoffBook:
@@ -79,6 +97,7 @@ class HandoffBook:
     def admit(
         self,
         ticket: HandoffTicket,
+        prompt: Sequence[int] | None,
         *,
         now_unix_seconds: float,
         valid_for_seconds: float | None = None,
@@ -87,11 +106,14 @@ class HandoffBook:
 
         Args:
             ticket: The hand-off.
+            prompt: What it is to be used for; None where it is only to be freed.
             now_unix_seconds: Wall clock of this machine.
             valid_for_seconds: How long it is still good by the sender's monotonic clock, where
                 the sender says; beats a skewed wall clock in one direction only: towards refusal.
         """
         refusal = self._check(ticket, now_unix_seconds, valid_for_seconds)
+        if refusal is None and prompt is not None and not ticket.holds(prompt):
+            refusal = HandoffRefusal.PROMPT_MISMATCH
         if refusal is None:
             self._forget(now_unix_seconds)
             self._consumed[ticket.handoff_id] = ticket.expire_unix_seconds

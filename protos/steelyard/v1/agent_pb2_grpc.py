@@ -91,8 +91,9 @@ class AgentServiceServicer:
 
     def Decode(self, request, context):
         """Generates. With a hand-off, pulls its KV first; without one, computes the prompt itself.
-        FAILED_PRECONDITION with reason HANDOFF_EXPIRED, HANDOFF_CONSUMED, HANDOFF_FOREIGN_EPOCH or
-        PAIR_MISMATCH when the hand-off must not reach the engine. Cancelling the call aborts it.
+        FAILED_PRECONDITION with reason HANDOFF_EXPIRED, HANDOFF_CONSUMED, HANDOFF_FOREIGN_EPOCH,
+        HANDOFF_PROMPT_MISMATCH or PAIR_MISMATCH when the hand-off must not reach the engine, and with
+        EPOCH_CHANGED when the engine has restarted. Cancelling the call aborts it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -24,8 +24,9 @@ class AgentServiceStub:
     """
     Decode: _aio.UnaryStreamMultiCallable[_agent_pb2.DecodeRequest, _agent_pb2.DecodeResponse]
     """Generates. With a hand-off, pulls its KV first; without one, computes the prompt itself.
-    FAILED_PRECONDITION with reason HANDOFF_EXPIRED, HANDOFF_CONSUMED, HANDOFF_FOREIGN_EPOCH or
-    PAIR_MISMATCH when the hand-off must not reach the engine. Cancelling the call aborts it.
+    FAILED_PRECONDITION with reason HANDOFF_EXPIRED, HANDOFF_CONSUMED, HANDOFF_FOREIGN_EPOCH,
+    HANDOFF_PROMPT_MISMATCH or PAIR_MISMATCH when the hand-off must not reach the engine, and with
+    EPOCH_CHANGED when the engine has restarted. Cancelling the call aborts it.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_agent_pb2.AbortRequest, _agent_pb2.AbortResponse]
     """Ends a request on this engine in whatever phase it is; unknown ids are not an error."""
@@ -62,8 +63,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_agent_pb2.DecodeRequest, _abc.AsyncIterator[_agent_pb2.DecodeResponse]],
     ) -> _abc.AsyncIterator[_agent_pb2.DecodeResponse]:
         """Generates. With a hand-off, pulls its KV first; without one, computes the prompt itself.
-        FAILED_PRECONDITION with reason HANDOFF_EXPIRED, HANDOFF_CONSUMED, HANDOFF_FOREIGN_EPOCH or
-        PAIR_MISMATCH when the hand-off must not reach the engine. Cancelling the call aborts it.
+        FAILED_PRECONDITION with reason HANDOFF_EXPIRED, HANDOFF_CONSUMED, HANDOFF_FOREIGN_EPOCH,
+        HANDOFF_PROMPT_MISMATCH or PAIR_MISMATCH when the hand-off must not reach the engine, and with
+        EPOCH_CHANGED when the engine has restarted. Cancelling the call aborts it.
         """
 
     @_abc_1.abstractmethod

@@ -363,8 +363,8 @@ Global___SloTargets: _TypeAlias = SloTargets  # noqa: Y015
 @_typing.final
 class Handoff(_message.Message):
     """A prefilled KV cache waiting to be pulled. Single use: an agent refuses it when
-    it was used, is older than its lease or belongs to another boot of its engine,
-    since an engine would answer with wrong tokens.
+    it was used, is older than its lease, belongs to another boot of its engine or to
+    another prompt, since an engine would answer with wrong tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -376,6 +376,7 @@ class Handoff(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     ENGINE_PARAMS_FIELD_NUMBER: _builtins.int
+    PROMPT_DIGEST_FIELD_NUMBER: _builtins.int
     handoff_id: _builtins.str
     """Unique; what single use is counted by."""
     prefill_instance_id: _builtins.str
@@ -388,6 +389,10 @@ class Handoff(_message.Message):
     """Tokens whose KV is held."""
     engine_params: _builtins.bytes
     """The engine's own parameters, opaque and passed on verbatim."""
+    prompt_digest: _builtins.bytes
+    """Digest of the prompt's token ids, made by the prefill agent: a decode agent refuses
+    another prompt. Empty: not checked.
+    """
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """After this the engine may have overwritten the blocks. Wall clock of the prefill agent."""
@@ -402,10 +407,11 @@ class Handoff(_message.Message):
         prompt_tokens: _builtins.int = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         engine_params: _builtins.bytes = ...,
+        prompt_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_params", b"engine_params", "expire_time", b"expire_time", "handoff_id", b"handoff_id", "pairing_key", b"pairing_key", "prefill_epoch", b"prefill_epoch", "prefill_instance_id", b"prefill_instance_id", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_params", b"engine_params", "expire_time", b"expire_time", "handoff_id", b"handoff_id", "pairing_key", b"pairing_key", "prefill_epoch", b"prefill_epoch", "prefill_instance_id", b"prefill_instance_id", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
