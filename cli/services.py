@@ -1,0 +1,86 @@
+"""`steelyard controlplane|router|agent`: one service, set by its environment."""
+
+import asyncio
+import shlex
+from collections.abc import Coroutine
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import Parameter
+
+from servicekit.logging import configure_logging
+from servicekit.settings import ServiceSettings
+
+S = TypeVar("S", bound=ServiceSettings)
+PrintConfig = Annotated[
+    bool, Parameter(negative="", help="Show every setting with its value and leave.")
+]
+Set = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--set",
+        consume_multiple=False,
+        help="NAME=VALUE; may be given again; wins over the environment.",
+    ),
+]
+
+
+def controlplane(*, settings: Set = None, print_config: PrintConfig = False) -> None:
+    """Run a control plane replica, set by STEELYARD_CONTROLPLANE_* (see --print-config)."""
+    from controlplane.app import run  # noqa: PLC0415  each service imports its own
+    from controlplane.settings import ControlPlaneSettings  # noqa: PLC0415
+
+    _serve(ControlPlaneSettings.load(**_pairs(settings)), run, print_config=print_config)
+
+
+def router(*, settings: Set = None, print_config: PrintConfig = False) -> None:
+    """Run a router, set by STEELYARD_ROUTER_* (see --print-config)."""
+    from dataplane.router.app import run  # noqa: PLC0415  each service imports its own
+    from dataplane.router.settings import RouterSettings  # noqa: PLC0415
+
+    _serve(RouterSettings.load(**_pairs(settings)), run, print_config=print_config)
+
+
+def agent(
+    *vllm_flags: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
+    role: str | None = None,
+    spawn_vllm: Annotated[bool, Parameter(negative="")] = False,
+    settings: Set = None,
+    print_config: PrintConfig = False,
+) -> None:
+    """Run an agent beside one engine, set by STEELYARD_AGENT_* (see --print-config).
+
+    Args:
+        vllm_flags: With --spawn-vllm, flags of the vLLM server, after "--".
+        role: prefill, decode or mixed.
+        spawn_vllm: Start the vLLM server and take it down with the agent.
+        settings: NAME=VALUE settings.
+        print_config: Show every setting and leave.
+    """
+    from dataplane.agent.app import run  # noqa: PLC0415  each service imports its own
+    from dataplane.agent.settings import AgentSettings  # noqa: PLC0415
+
+    values = _pairs(settings)
+    if role is not None:
+        values["role"] = role
+    if spawn_vllm:
+        values |= {"engine": "vllm", "spawn_vllm": True, "vllm_flags": shlex.join(vllm_flags)}
+    _serve(AgentSettings.load(**values), run, print_config=print_config)
+
+
+def _serve(settings: S, run: "Any", *, print_config: bool) -> None:
+    if print_config:
+        print(settings.print_config(), end="")
+        return
+    configure_logging(settings.log_level, settings.log_format)
+    work: Coroutine[Any, Any, None] = run(settings)
+    asyncio.run(work)
+
+
+def _pairs(settings: list[str] | None) -> dict[str, Any]:
+    pairs = {}
+    for entry in settings or []:
+        name, equals, value = entry.partition("=")
+        if not equals:
+            raise SystemExit(f"steelyard: --set {entry!r} is not NAME=VALUE")
+        pairs[name.lower()] = value
+    return pairs
