@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dataplane.core.cluster import SloPolicy
-from dataplane.core.policies.registry import make_policy
+
 from dataplane.core.pool import Pool
-from dataplane.core.scheduler import Immediate, Scheduler
+from dataplane.core.scheduler import Scheduler
+from dataplane.core.schedulers import make_scheduler
 from dataplane.core.slo import DEFAULT_SLO
 from simulator.cluster import SimulatedCluster, dispatcher_hop
 from simulator.errors import LostRequestError
@@ -32,7 +33,7 @@ class Run:
 
 def make_scheduler_of(spec: SchedulerSpec, pool: Pool) -> Scheduler:
     """Construct a scheduler as a router would."""
-    return Immediate(make_policy(spec.name, spec.settings), pool)
+    return make_scheduler(spec.name, spec.settings, pool)
 
 
 def simulate(
@@ -42,7 +43,7 @@ def simulate(
     *,
     slo: SloPolicy = DEFAULT_SLO,
     make_prediction: Callable[[], Prediction] = MeanPrediction,
-    make_scheduler: MakeScheduler = make_scheduler_of,
+    build: MakeScheduler = make_scheduler_of,
 ) -> Run:
     """Run arrivals through a cluster until every request has ended.
 
@@ -52,7 +53,7 @@ def simulate(
         collector: Takes every outcome as it happens.
         slo: Targets by class.
         make_prediction: Called once a router: routers do not share what they learn.
-        make_scheduler: Called once a deciding router.
+        build: Called once a deciding router.
 
     Raises:
         InvalidClusterError: The cluster cannot be built.
@@ -65,7 +66,7 @@ def simulate(
     routers = tuple(
         SimulatedRouter(
             kernel,
-            make_scheduler(spec.scheduler, pool),
+            build(spec.scheduler, pool),
             cluster.engines,
             collector,
             make_prediction(),

@@ -21,6 +21,9 @@ from simulator.noise import BLOCK_STEPS, StepNoise
 from simulator.values import EngineSpec
 
 
+COARSE = 4
+
+
 class DecodeEngine:
     """Generates tokens; computes prompts itself where they come without a hand-off."""
 
@@ -42,7 +45,8 @@ class DecodeEngine:
             kernel: The clock.
             noise: Of its steps; its own.
             serial_link: Pulls share one link, one after the other.
-            report_stride: Steps between two progress reports.
+            report_stride: Steps between two progress reports; COARSE times as many while less
+                than half of KV and seats are taken, where nothing depends on it.
         """
         self.instance_id = instance_id
         self.alive = True
@@ -79,7 +83,7 @@ class DecodeEngine:
         self._growth_seconds = 0.0
         self._planned_steps = 0
         self._stamp = 0
-        self._reported_step = 0
+        self._report_at = report_stride
 
     def __repr__(self) -> str:
         return (
@@ -278,7 +282,7 @@ class DecodeEngine:
         pulls = self._pulls
         while pulls and pulls[0][0] <= middle:
             self._ready.append(heappop(pulls)[2])
-        if self._step - self._reported_step >= self._stride:
+        if self._step >= self._report_at:
             self._report()
         preempted = self._preempt()
         if not preempted and (self._ready or self._waiting):
@@ -321,6 +325,9 @@ class DecodeEngine:
         preempted = False
         running = self._running
         available = self._total_blocks - self._reserved_blocks
+        block = self._profile.block_tokens
+        if self._kv_tokens + block * len(running) <= available * block:
+            return False
         while running and self._batch.needed(self._step) > available:
             job, _ = running.popitem()
             running[job] = None
@@ -341,12 +348,16 @@ class DecodeEngine:
             self._join(job)
             self._joined.append(job)
         block = self._profile.block_tokens
+        total = self._total_blocks
         while self._waiting and len(self._running) + len(self._computing) < most:
             job = self._waiting[0]
             tokens = job.recompute_tokens or job.arrival.prompt_tokens
             blocks = -(-tokens // block)
-            used = self._reserved_blocks + self._batch.needed(self._step)
-            if used + blocks > self._total_blocks:
+            most_used = self._kv_tokens // block + len(self._running) + 1 + self._reserved_blocks
+            if (
+                most_used + blocks > total
+                and self._reserved_blocks + self._batch.needed(self._step) + blocks > total
+            ):
                 return
             self._waiting.popleft()
             self._reserved_blocks += blocks
@@ -389,7 +400,12 @@ class DecodeEngine:
 
     def _report(self) -> None:
         """Tell the schedulers how far everybody is."""
-        step = self._reported_step = self._step
+        step = self._step
+        near_limit = (
+            2 * self._kv_tokens > self._total_blocks * self._profile.block_tokens
+            or 2 * len(self._running) > self._profile.max_num_seqs
+        )
+        self._report_at = step + (self._stride if near_limit else COARSE * self._stride)
         news: list[tuple[Job, int]] = []
         for job in self._running:
             count = step - job.start_step - job.reported_tokens
@@ -411,15 +427,17 @@ class DecodeEngine:
         if self._computing:
             self._begin_chunks(count)
             return
-        steps = min(BLOCK_STEPS - self._cursor, self._stride - (self._step - self._reported_step))
+        steps = min(BLOCK_STEPS - self._cursor, self._report_at - self._step)
         if look_again and self._waiting:
             steps = 1
         ends = self._ends
         while ends[0][2].finish_step != ends[0][0]:
             heappop(ends)
         steps = min(steps, ends[0][0] - self._step)
-        if steps > 1:
-            free = self._total_blocks - self._reserved_blocks - self._batch.needed(self._step)
+        block = self._profile.block_tokens
+        available = self._total_blocks - self._reserved_blocks
+        if steps > 1 and self._kv_tokens + count * (steps + block) > available * block:
+            free = available - self._batch.needed(self._step)
             steps = self._batch.safe_steps(self._step, free, steps)
         self._planned_steps = steps
         pulls = self._pulls

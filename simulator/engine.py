@@ -11,6 +11,7 @@ class Job:
 
     Attributes:
         arrival: The request.
+        request_id: Its id.
         listener: Who is told how it goes.
         router: Index of the front end that owns it.
         prefill: Where its prompt is computed; None without a prefill leg.
@@ -42,12 +43,14 @@ class Job:
         "prefill",
         "recompute_tokens",
         "reported_tokens",
+        "request_id",
         "router",
         "start_step",
     )
 
     def __init__(self, arrival: Arrival, listener: "Listener", router: int) -> None:
         self.arrival = arrival
+        self.request_id = arrival.request_id
         self.listener = listener
         self.router = router
         self.prefill: Engine | None = None

@@ -140,7 +140,7 @@ class SimulatedRouter:
 
     def failed(self, job: Job, leg: Leg, *, retryable: bool) -> None:
         """Pass on the loss of a leg."""
-        self._later(self._on_failed, (job, Failed(job.arrival.request_id, leg, retryable)))
+        self._later(self._on_failed, (job, Failed(job.request_id, leg, retryable)))
 
     # ---- the same, a wire later
 
@@ -152,24 +152,24 @@ class SimulatedRouter:
     def _on_prefilled(self, job: Job) -> None:
         if not job.gone:
             expires_at = self._kernel.now + HANDOFF_LEASE_SECONDS
-            self._observe(PrefillDone(job.arrival.request_id, expires_at))
+            self._observe(PrefillDone(job.request_id, expires_at))
 
     def _on_first_token(self, job: Job) -> None:
         if job.gone:
             return
-        flight = self._flights[job.arrival.request_id]
+        flight = self._flights[job.request_id]
         flight.first_token_at = self._kernel.now - self._hop_seconds
-        self._observe(TokensStreamed(job.arrival.request_id, 1))
+        self._observe(TokensStreamed(job.request_id, 1))
 
     def _on_progress(self, jobs: list[tuple[Job, int]]) -> None:
         for job, count in jobs:
             if not job.gone:
-                self._observe(TokensStreamed(job.arrival.request_id, count))
+                self._observe(TokensStreamed(job.request_id, count))
 
     def _on_finished(self, job: Job) -> None:
         if job.gone:
             return
-        request_id = job.arrival.request_id
+        request_id = job.request_id
         self._prediction.learn(job.arrival)
         self._end(request_id, End.FINISHED)
         self._observe(Finished(request_id))
