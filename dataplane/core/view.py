@@ -7,7 +7,7 @@ arrays above. `Side.map` applies one formula to either.
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ from enginemodel.profiles import REFERENCE
 VECTOR_FROM = 64
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Column: TypeAlias = list[float] | FloatArray
+SideKind: TypeAlias = Literal["prefill", "decode", "mixed"]
+_USABLE = frozenset({State.READY, State.STALE})
 
 
 class Side:
@@ -112,6 +114,18 @@ class Side:
             return np.maximum(column, 0.0)
         return [max(0.0, value) for value in column]
 
+    def lesser(self, left: Column, right: Column) -> Column:
+        """Return the lesser of two columns, candidate by candidate."""
+        if self.vectorised:
+            return np.minimum(left, right)
+        return [min(pair) for pair in zip(left, right, strict=True)]
+
+    def take(self, values: "array[float]") -> Column:
+        """Return a column over this side's candidates from one over all instances."""
+        if self._index is not None:
+            return np.asarray(np.frombuffer(values)[self._index])
+        return [values[slot] for slot in self.slots]
+
     def _sum(self, own: "array[float]", other: "array[float]") -> Column:
         if self._index is not None:
             return np.asarray(np.frombuffer(own)[self._index] + np.frombuffer(other)[self._index])
@@ -134,7 +148,9 @@ class ClusterView:
         self.own = own
         self.typical_remaining_tokens = 100.0
         self._vector_from = vector_from
-        self._sides: dict[tuple[str, str], Side] = {}
+        self._sides: dict[tuple[SideKind, str], Side] = {}
+        # True where some instance does prefill alone, so that hand-offs make sense.
+        self.has_prefill = any(i.role is Role.PREFILL for i in roster.instances)
 
     def frozen(self) -> "ClusterView":
         """Return a copy whose loads stand still: what a decision made now rests on."""
@@ -160,9 +176,9 @@ class ClusterView:
         Raises:
             NoCandidateError: There is none.
         """
-        side = self._side("prefill", "", request)
+        side = self.side("prefill", "", request.excluded)
         if not side.slots:
-            raise NoCandidateError(self._why_no_prefill())
+            raise NoCandidateError(self.why_no_prefill())
         return side
 
     def decode_side(self, request: Request, prefill: Instance | None) -> Side:
@@ -172,60 +188,59 @@ class ClusterView:
             NoCandidateError: There is none.
         """
         if prefill is None:
-            side = self._side("mixed", "", request)
+            side = self.side("mixed", "", request.excluded)
         else:
-            side = self._side("decode", prefill.pairing_key, request)
+            side = self.side("decode", prefill.pairing_key, request.excluded)
         if not side.slots:
             raise NoCandidateError(RejectReason.NO_DECODE_INSTANCE)
         return side
 
-    @property
-    def has_prefill(self) -> bool:
-        """True where some instance does prefill alone, so that hand-offs make sense."""
-        return any(instance.role is Role.PREFILL for instance in self.roster.instances)
-
-    def _side(self, kind: str, pairing_key: str, request: Request) -> Side:
+    def side(
+        self, kind: SideKind, pairing_key: str = "", excluded: frozenset[str] = frozenset()
+    ) -> Side:
+        """Return the candidates of a kind, maybe none; `pairing_key` matters for "decode" alone."""
         key = (kind, pairing_key)
         side = self._sides.get(key)
         if side is None:
             side = self._sides[key] = self._build(kind, pairing_key, frozenset())
-        if request.excluded and any(i.instance_id in request.excluded for i in side.instances):
-            return self._build(kind, pairing_key, request.excluded)
+        if excluded and any(i.instance_id in excluded for i in side.instances):
+            return self._build(kind, pairing_key, excluded)
         return side
 
-    def _build(self, kind: str, pairing_key: str, excluded: frozenset[str]) -> Side:
-        for state in (State.READY, State.STALE):
-            slots = [
-                slot
-                for slot, instance in enumerate(self.roster.instances)
-                if instance.state is state
-                and instance.instance_id not in excluded
-                and self._fits(instance, kind, pairing_key, excluded)
-            ]
-            if slots:
-                break
-        slots.sort(key=lambda slot: self.roster.instances[slot].instance_id)
-        return Side(self, slots, blind=state is State.STALE, vector_from=self._vector_from)
-
-    def _fits(
-        self, instance: Instance, kind: str, pairing_key: str, excluded: frozenset[str]
-    ) -> bool:
-        if kind == "mixed":
-            return instance.role is Role.MIXED
-        if kind == "decode":
-            return instance.role is not Role.PREFILL and instance.pairing_key == pairing_key
-        return instance.role is not Role.DECODE and any(
-            other.role is not Role.PREFILL
-            and other.state in {State.READY, State.STALE}
-            and other.pairing_key == instance.pairing_key
-            and other.instance_id not in excluded
-            for other in self.roster.instances
-        )
-
-    def _why_no_prefill(self) -> RejectReason:
-        usable = [i for i in self.roster.instances if i.state in {State.READY, State.STALE}]
+    def why_no_prefill(self) -> RejectReason:
+        """Return why no instance can prefill."""
+        usable = [i for i in self.roster.instances if i.state in _USABLE]
         if not any(i.role is not Role.DECODE for i in usable):
             return RejectReason.NO_PREFILL_INSTANCE
         if not any(i.role is not Role.PREFILL for i in usable):
             return RejectReason.NO_DECODE_INSTANCE
         return RejectReason.NO_PAIR
+
+    def _build(self, kind: SideKind, pairing_key: str, excluded: frozenset[str]) -> Side:
+        instances = self.roster.instances
+        decoding = {
+            i.pairing_key
+            for i in instances
+            if i.role is not Role.PREFILL and i.state in _USABLE and i.instance_id not in excluded
+        }
+        slots: list[int] = []
+        for state in (State.READY, State.STALE):
+            slots = [
+                slot
+                for slot, instance in enumerate(instances)
+                if instance.state is state
+                and instance.instance_id not in excluded
+                and _fits(instance, kind, pairing_key, decoding)
+            ]
+            if slots:
+                break
+        slots.sort(key=lambda slot: instances[slot].instance_id)
+        return Side(self, slots, blind=state is State.STALE, vector_from=self._vector_from)
+
+
+def _fits(instance: Instance, kind: SideKind, pairing_key: str, decoding: set[str]) -> bool:
+    if kind == "mixed":
+        return instance.role is Role.MIXED
+    if kind == "decode":
+        return instance.role is not Role.PREFILL and instance.pairing_key == pairing_key
+    return instance.role is not Role.DECODE and instance.pairing_key in decoding
