@@ -83,4 +83,4 @@ def _fork_engine_cores() -> None:
         module = importlib.import_module(name)
         if not hasattr(module, "get_mp_context"):
             raise StartupError(f"{name}.get_mp_context is gone: this vLLM is not the pinned one")
-        module.get_mp_context = fork_context
+        vars(module)["get_mp_context"] = fork_context
