@@ -8,6 +8,7 @@ from dataplane.core.cluster import (
     Role,
     Roster,
     Snapshot,
+    State,
     empty_measurements,
 )
 from dataplane.core.ledger import Ledger
@@ -69,6 +70,16 @@ class Pool:
     def slot(self, instance_id: str) -> int | None:
         """Return an instance's place in all columns."""
         return self._slots.get(instance_id)
+
+    def decoders(self, pairing_key: str) -> list[Instance]:
+        """Return the instances that can pull what an engine with that key has computed."""
+        return [
+            i
+            for i in self.roster.instances
+            if i.role is not Role.PREFILL
+            and i.pairing_key == pairing_key
+            and i.state is not State.STALE
+        ]
 
     def decode_of(self, request_id: str) -> Instance | None:
         """Return where a request's decode is charged; the emptiest decode instance before that."""

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+import redis.asyncio
 import structlog
 from steelyard.v1 import router_pb2, router_pb2_grpc
 
@@ -67,26 +68,18 @@ class RouterApp:
     async def __aenter__(self) -> Router:
         """Construct everything, start serving, and return the parts."""
         settings, clock = self._settings, self._clock
-        password = settings.redis_password
-        client = connect(
-            settings.redis_url, password=password.get_secret_value() if password else None
-        )
-        self._stack.push_async_callback(client.aclose)
+        client = self._redis()
         agents = AgentChannels()
         self._stack.push_async_callback(agents.close)
         journal = Journal(settings.journal_path, clock)
-        first_state = asyncio.Event()
+        metrics = RouterMetrics(self._registry)
         feed = SnapshotFeed(
             client,
             SnapshotReader(self._router_id),
             clock=clock,
             stale_after_seconds=settings.stale_after_seconds,
         )
-        metrics = RouterMetrics(self._registry)
-        fleet = self._fleet(journal, metrics)
-        metrics.watch(snapshot_age_seconds=lambda: feed.age_seconds, fleet=lambda: fleet.in_flight)
-        feed.listen(fleet.arrived)
-        feed.listen(lambda _: first_state.set())
+        fleet = self._fleet(journal, metrics, feed)
         board = InflightBoard(client, clock=clock, router_id=self._router_id)
         reporter = OutcomeReporter(settings.control_planes, clock)
         legs = Legs(
@@ -96,35 +89,32 @@ class RouterApp:
             coalesce_seconds=settings.coalesce_seconds,
         )
         intake = Intake(fleet, Tokenizers(agents), clock=clock, default_policy=settings.policy)
+        accounts = Accounts(
+            router_id=self._router_id,
+            journal=journal,
+            reporter=reporter,
+            metrics=metrics,
+            predictor=fleet.predictor,
+            clock=clock,
+            journal_views=settings.journal_views,
+        )
         front = Front(
             intake=intake,
             legs=legs,
             board=board,
-            accounts=Accounts(
-                router_id=self._router_id,
-                journal=journal,
-                reporter=reporter,
-                metrics=metrics,
-                predictor=fleet.predictor,
-                clock=clock,
-                journal_views=settings.journal_views,
-            ),
+            accounts=accounts,
             journal=journal,
             metrics=metrics,
             clock=clock,
             snapshot_age_seconds=lambda: feed.age_seconds,
         )
-        desk = Desk(fallback=settings.fallback_policy)
-        self._stack.callback(desk.stop)
-        server = self._server(
-            RouterServicer(front=front, intake=intake, desk=desk, journal=journal, clock=clock)
-        )
-        for name, work in (("feed", feed.run), ("journal", journal.run), ("board", board.run)):
-            self._background(name, work())
+        server = self._server(front, intake, journal)
+        self._background("feed", feed.run())
+        self._background("journal", journal.run())
+        self._background("board", board.run())
         self._background("outcomes", reporter.run())
         self._background("channels", _keep_channels(agents, fleet, clock))
-        self._background("serving", _serve_from(first_state, server))
-        self._stack.callback(fleet.stop)
+        self._background("serving", _serve_from(feed, server))
         self._stack.push_async_callback(board.flush)
         self._stack.push_async_callback(legs.settle)
         await server.start()
@@ -136,7 +126,15 @@ class RouterApp:
         """Stop serving, end what runs, close what is open."""
         await self._stack.aclose()
 
-    def _fleet(self, journal: Journal, metrics: RouterMetrics) -> Fleet:
+    def _redis(self) -> redis.asyncio.Redis:
+        password = self._settings.redis_password
+        client = connect(
+            self._settings.redis_url, password=password.get_secret_value() if password else None
+        )
+        self._stack.push_async_callback(client.aclose)
+        return client
+
+    def _fleet(self, journal: Journal, metrics: RouterMetrics, feed: SnapshotFeed) -> Fleet:
         settings = self._settings
 
         def scheduler(name: str, pool: Pool) -> Scheduler:
@@ -147,15 +145,24 @@ class RouterApp:
         predictor = HistogramPredictor(
             default_tokens=settings.default_output_tokens, error=settings.predictor_error
         )
-        return Fleet(
+        fleet = Fleet(
             scheduler,
             predictor,
             journal,
             self._clock,
             lambda policy, seconds: metrics.decision.labels(policy).observe(seconds),
         )
+        self._stack.callback(fleet.stop)
+        metrics.watch(snapshot_age_seconds=lambda: feed.age_seconds, fleet=lambda: fleet.in_flight)
+        feed.listen(fleet.arrived)
+        return fleet
 
-    def _server(self, servicer: RouterServicer) -> RpcServer:
+    def _server(self, front: Front, intake: Intake, journal: Journal) -> RpcServer:
+        desk = Desk(fallback=self._settings.fallback_policy)
+        self._stack.callback(desk.stop)
+        servicer = RouterServicer(
+            front=front, intake=intake, desk=desk, journal=journal, clock=self._clock
+        )
         binding = ServiceBinding.of(
             router_pb2,
             "RouterService",
@@ -191,7 +198,9 @@ async def _keep_channels(agents: AgentChannels, fleet: Fleet, clock: Clock) -> N
         await agents.keep(fleet.addresses())
 
 
-async def _serve_from(first_state: asyncio.Event, server: RpcServer) -> None:
+async def _serve_from(feed: SnapshotFeed, server: RpcServer) -> None:
+    first_state = asyncio.Event()
+    feed.listen(lambda _: first_state.set())
     await first_state.wait()
     await server.set_serving(serving=True)
 

@@ -19,6 +19,7 @@ from servicekit.tracing import outgoing_metadata
 # an engine that is asked too late answers with wrong tokens.
 HANDOFF_MARGIN_SECONDS = 2.0
 _RELEASE_TIMEOUT_SECONDS = 5.0
+_RELEASE_TRIES = 2
 _NOT_RETRYABLE = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -143,12 +144,17 @@ class Legs:
         finally:
             call.cancel()
 
-    def release(self, held: HeldHandoff, prompt_token_ids: Sequence[int]) -> None:
+    def release(
+        self, held: HeldHandoff, prompt_token_ids: Sequence[int], via: Sequence[Instance]
+    ) -> None:
         """Free a hand-off that nobody will pull, in the background.
 
-        Where that fails the engine frees it at the end of its lease.
+        An engine frees held KV on the word of a decode engine, so the decode agents in `via` are
+        asked in turn, the prefill agent last. Where all fail, the lease's end frees it.
         """
-        task = asyncio.get_running_loop().create_task(self._release(held, prompt_token_ids))
+        task = asyncio.get_running_loop().create_task(
+            self._release(held, prompt_token_ids, [*via[:_RELEASE_TRIES], held.prefill])
+        )
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
@@ -157,16 +163,24 @@ class Legs:
         if self._releases:
             await asyncio.wait(set(self._releases), timeout=_RELEASE_TIMEOUT_SECONDS)
 
-    async def _release(self, held: HeldHandoff, prompt_token_ids: Sequence[int]) -> None:
+    async def _release(
+        self, held: HeldHandoff, prompt_token_ids: Sequence[int], via: Sequence[Instance]
+    ) -> None:
         request = agent_pb2.ReleaseRequest(handoff=held.handoff, prompt_token_ids=prompt_token_ids)
-        try:
-            await self._agents.stub(held.prefill.address).Release(
-                request, timeout=_RELEASE_TIMEOUT_SECONDS
-            )
-        except grpc.aio.AioRpcError as error:
-            self._log.info(
-                "handoff_not_released",
-                handoff_id=held.handoff.handoff_id,
-                instance_id=held.prefill.instance_id,
-                error=error.details(),
-            )
+        error = "no agent could free it"
+        for at in via:
+            try:
+                answer = await self._agents.stub(at.address).Release(
+                    request, timeout=_RELEASE_TIMEOUT_SECONDS
+                )
+            except grpc.aio.AioRpcError as failure:
+                error = failure.details() or failure.code().name
+                continue
+            if answer.released:
+                return
+        self._log.info(
+            "handoff_not_released",
+            handoff_id=held.handoff.handoff_id,
+            instance_id=held.prefill.instance_id,
+            error=error,
+        )

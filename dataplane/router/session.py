@@ -264,7 +264,10 @@ class Session:
 
     def _drop_handoff(self) -> None:
         if self._held is not None:
-            self._legs.release(self._held, self._payload.prompt_token_ids)
+            via = self._driver.pool.decoders(self._held.handoff.pairing_key)
+            chosen = self.record.decode
+            via.sort(key=lambda at: chosen is None or at.instance_id != chosen.instance_id)
+            self._legs.release(self._held, self._payload.prompt_token_ids, via)
             self._held = None
 
     def _lease(self, at: Instance) -> None:
