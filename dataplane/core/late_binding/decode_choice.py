@@ -7,107 +7,108 @@ A quarter of the seats weighs as much as the whole KV: batches far smaller than 
 fill the memory. slowness: a typical step here over the same step of the fastest candidate.
 """
 
-from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from dataplane.core.late_binding.gate import DecodeGate
+import numpy as np
+
+from dataplane.core.late_binding.gate import DecodeGate, kv_growth
 from dataplane.core.late_binding.settings import LateBindingSettings
 from dataplane.core.policies.base import Terms
 from dataplane.core.request import Request
 from dataplane.core.view import Column, Side
 from enginemodel.model import decode_step_seconds
 
+TERMS = ("occupancy", "overflow", "peak", "seats", "tpot")
 _FLAT_OUTPUT_TOKENS = 250.0
 _TYPICAL_BATCH = 16
 _TYPICAL_KV_TOKENS = 8192
 _PENALTY = 5.0
+# A number of one candidate or an array over all: the formula below is plain arithmetic.
+Number: TypeAlias = Any
 
 
-@dataclass(frozen=True, slots=True)
 class LeastOccupied:
-    """Prices decode candidates at hand-off."""
+    """Prices decode candidates at hand-off; all terms without unit."""
 
-    gate: DecodeGate
-    settings: LateBindingSettings
+    def __init__(self, gate: DecodeGate, settings: LateBindingSettings) -> None:
+        self._gate = gate
+        self._growth_tokens = settings.growth_tokens
+        self._kv_share = settings.kv_share
+        self._tpot_margin = settings.tpot_margin
 
     def price(self, request: Request, side: Side) -> Terms:
-        """Return occupancy, overflow, peak, seats and tpot, all without unit."""
+        """Return the terms by name."""
+        rows = self._rows(request, side)
+        if side.vectorised:
+            return dict(zip(TERMS, rows, strict=True))
+        return {name: [row[i] for row in rows] for i, name in enumerate(TERMS)}
+
+    def costs(self, request: Request, side: Side) -> Column:
+        """Return the sums of the terms."""
+        rows = self._rows(request, side)
+        if side.vectorised:
+            return np.asarray(sum(rows))
+        return [sum(row) for row in rows]
+
+    def _rows(self, request: Request, side: Side) -> Number:
+        """Return the terms of each candidate; of a vectorised side, each term of the candidates."""
         prompt = request.prompt_tokens
-        kv, requests = side.decode_kv_tokens(), side.decode_requests()
-        budget = side.fixed("kv_budget", lambda i, _: float(i.kv_total_tokens))
-        seats = side.fixed("seats", lambda i, _: float(i.max_num_seqs))
-        growth = side.fixed("growth", lambda i, _: 1.0 + i.block_tokens / 2.0)
         slow = side.fixed(
             "typical_step",
             lambda _, c: decode_step_seconds(c, _TYPICAL_BATCH, _TYPICAL_KV_TOKENS),
         )
-        fastest = min(slow)
-        over = side.positive(
-            side.map(
-                lambda kv, requests, growth, budget: (
-                    (kv + prompt + requests * growth) / budget - 1.0
-                ),
-                kv,
-                requests,
-                growth,
-                budget,
-            )
-        )
-        rest = side.lesser(
-            side.decode_remaining_tokens(),
-            side.map(lambda requests: requests * _FLAT_OUTPUT_TOKENS, requests),
-        )
-        return {
-            "occupancy": side.map(
-                lambda kv, requests, budget, seats, slow: (
-                    ((kv + prompt) / budget + 4.0 * (requests + 1.0) / seats) * (slow / fastest)
-                ),
-                kv,
-                requests,
-                budget,
-                seats,
-                slow,
-            ),
-            "overflow": side.map(lambda over: (over > 0.0) + _PENALTY * over, over),
-            "peak": self._peak(prompt, side, kv, rest, budget),
-            "seats": side.map(
-                lambda requests, seats: (
-                    (requests + 1.0 > seats) * (1.0 + 0.05 * (requests + 1.0 - seats))
-                ),
-                requests,
-                seats,
-            ),
-            "tpot": self._late_tokens(request, side, kv, requests),
-        }
-
-    def _peak(self, prompt: int, side: Side, kv: Column, rest: Column, budget: Column) -> Column:
-        """Return by how much the KV is expected to overgrow its share."""
-        share = self.settings.kv_share
-        grown = side.map(
-            lambda kv, rest, budget: (
-                _PENALTY * ((kv + prompt + rest + _FLAT_OUTPUT_TOKENS) / budget - share)
-            ),
-            kv,
-            rest,
-            budget,
-        )
-        return side.positive(grown)
-
-    def _late_tokens(self, request: Request, side: Side, kv: Column, requests: Column) -> Column:
-        """Return by how much a step would overrun the TPOT target of anybody on the engine."""
-        tokens = request.prompt_tokens + self.settings.growth_tokens
-        margin = self.settings.tpot_margin
-        own = side.fixed_column([request.targets.tpot_seconds] * len(side))
-        overrun = side.map(
-            lambda d0, d1, d2, factor, limit, kv, requests: (
-                _PENALTY
-                * ((d0 + d1 * (requests + 1.0) + d2 * (kv + tokens)) * factor / limit - margin)
-            ),
+        fastest = side.fixed("fastest_step", lambda *_: min(slow))
+        columns = (
+            slow,
+            fastest,
+            side.fixed("kv_budget", lambda i, _: float(i.kv_total_tokens)),
+            side.fixed("seats_float", lambda i, _: float(i.max_num_seqs)),
+            side.fixed("kv_growth", lambda i, _: kv_growth(i)),
             side.fixed("d0", lambda _, c: c.d0_seconds),
             side.fixed("d1", lambda _, c: c.d1_seconds_per_sequence),
-            side.fixed("d2_positive", lambda _, c: max(c.d2_seconds_per_kv_token, 1e-15)),
-            side.take(self.gate.factors),
-            side.lesser(own, side.take(self.gate.tightest)),
-            kv,
-            requests,
+            side.fixed("d2", lambda _, c: c.d2_seconds_per_kv_token),
+            side.take(self._gate.factors),
+            side.lesser(
+                side.fixed_column([request.targets.tpot_seconds] * len(side)),
+                side.take(self._gate.tightest),
+            ),
+            side.decode_requests(),
+            side.decode_kv_tokens(),
+            side.decode_remaining_tokens(),
         )
-        return side.positive(overrun)
+        if side.vectorised:
+            return self._terms(prompt, *columns)
+        return [self._terms(prompt, *row) for row in zip(*columns, strict=True)]
+
+    def _terms(  # noqa: PLR0917 - the columns of _rows, in their order
+        self,
+        prompt: int,
+        slow: Number,
+        fastest: Number,
+        budget: Number,
+        seats: Number,
+        growth: Number,
+        d0: Number,
+        d1: Number,
+        d2: Number,
+        factor: Number,
+        limit: Number,
+        requests: Number,
+        kv: Number,
+        rest: Number,
+    ) -> tuple[Number, Number, Number, Number, Number]:
+        """Return the five terms; plain arithmetic, so that numbers and arrays both do."""
+        over = (kv + prompt + requests * growth) / budget - 1.0
+        expected = requests * _FLAT_OUTPUT_TOKENS
+        grows = rest - (rest - expected) * (rest > expected)
+        peak = (kv + prompt + grows + _FLAT_OUTPUT_TOKENS) / budget - self._kv_share
+        missing = requests + 1.0 - seats
+        step = (d0 + d1 * (requests + 1.0) + d2 * (kv + prompt + self._growth_tokens)) * factor
+        overrun = step / limit - self._tpot_margin
+        return (
+            ((kv + prompt) / budget + 4.0 * (requests + 1.0) / seats) * (slow / fastest),
+            (over > 0.0) * (1.0 + _PENALTY * over),
+            (peak > 0.0) * _PENALTY * peak,
+            (missing > 0.0) * (1.0 + 0.05 * missing),
+            (overrun > 0.0) * _PENALTY * overrun,
+        )

@@ -2,18 +2,22 @@
 
 from dataclasses import dataclass
 from math import inf
+from typing import TypeAlias
 
 from dataplane.core.late_binding.calibration import HandoffTime
 from dataplane.core.late_binding.engines import Engines
 from dataplane.core.late_binding.gate import DecodeGate, Group, Hold
 from dataplane.core.late_binding.lines import Batch, Line
+from dataplane.core.late_binding.pace import Pace
 from dataplane.core.late_binding.queue import WaitQueue
 from dataplane.core.late_binding.settings import LateBindingSettings
-from dataplane.core.late_binding.waiting import Waiting
+from dataplane.core.late_binding.waiting import Lane, Waiting
 
 _LAST = 1e3
 _GATED_SECONDS = 0.1
 _FIXED_SHARE = 0.3
+# Order, sequence, cost and laxity in seconds, request.
+Candidate: TypeAlias = tuple[float, int, float, float, Waiting]
 
 
 @dataclass(slots=True, eq=False)
@@ -192,27 +196,17 @@ class Dispatcher:
             limit = min(forming.slack_seconds, most - forming.seconds)
             urgent = min(urgent, most - forming.seconds)
         weight = settings.cost_weight_overloaded if overloaded else settings.cost_weight
-        candidates: list[tuple[float, int, float, float, Waiting]] = []
+        candidates: list[Candidate] = []
         for lane in queue.on_time.values():
             if forming is not None and pace.prompt_seconds(lane.low_tokens) > limit:
                 continue
             last = 0.0
-            item = lane.first_from(start_by + urgent)
-            if item is None and urgent > 0.0:
-                item, last = lane.first_from(start_by), _LAST
-            if item is None:
+            found = _in_time(lane, pace, start_by, urgent)
+            if found is None and urgent > 0.0:
+                found, last = _in_time(lane, pace, start_by, 0.0), _LAST
+            if found is None or found[0] > limit:
                 continue
-            cost = pace.prompt_seconds(item.request.prompt_tokens)
-            laxity = item.deadline - cost - start_by
-            if laxity < 0.0:
-                # The engine is slower than was thought on submission.
-                item = lane.first_from(item.latest_start - laxity)
-                if item is None:
-                    continue
-                cost = pace.prompt_seconds(item.request.prompt_tokens)
-                laxity = item.deadline - cost - start_by
-            if laxity < 0.0 or cost > limit:
-                continue
+            cost, laxity, item = found
             order = laxity + weight * cost + last
             if not settings.order_by_laxity:
                 order = item.request.arrived_at
@@ -223,7 +217,7 @@ class Dispatcher:
         self,
         line: Line,
         group: Group,
-        candidates: list[tuple[float, int, float, float, Waiting]],
+        candidates: list[Candidate],
         forming: Forming | None,
     ) -> Pick | None:
         candidates.sort()
@@ -305,6 +299,23 @@ class Dispatcher:
             mean = queue.mean_prompt_seconds(engines.fleet)
             self._mode = (overloaded, overloaded and mean < self._settings.small_prompt_seconds)
         return self._mode
+
+
+def _in_time(
+    lane: Lane, pace: Pace, start_by: float, urgent_seconds: float
+) -> tuple[float, float, Waiting] | None:
+    """Return cost, laxity and request of the first in a lane that can still be on time."""
+    item = lane.first_from(start_by + urgent_seconds)
+    for _ in range(2):
+        if item is None:
+            return None
+        cost = pace.prompt_seconds(item.request.prompt_tokens)
+        laxity = item.deadline - cost - start_by
+        if laxity >= 0.0:
+            return cost, laxity, item
+        # The engine is slower than was thought on submission.
+        item = lane.first_from(item.latest_start - laxity)
+    return None
 
 
 def _age(item: Waiting) -> tuple[float, int]:

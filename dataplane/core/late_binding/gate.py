@@ -66,6 +66,11 @@ class Hold:
     tokens: int
 
 
+def kv_growth(instance: Instance) -> float:
+    """Return KV tokens that a sequence needs beyond those it has: the next one, half a block."""
+    return 1.0 + instance.block_tokens / 2.0
+
+
 def step_bound(
     limit_seconds: float,
     base_seconds: float,
@@ -187,9 +192,7 @@ class DecodeGate:
                 max(constants.d2_seconds_per_kv_token, 1e-15),
                 kv + settings.growth_tokens,
             ),
-            kv_bound(
-                instance.kv_total_tokens * kv_share, kv, requests, 1.0 + instance.block_tokens / 2.0
-            ),
+            kv_bound(instance.kv_total_tokens * kv_share, kv, requests, kv_growth(instance)),
             seat_bound(instance.max_num_seqs * share, joining),
         )
 
@@ -242,11 +245,11 @@ class DecodeGate:
             side.fixed("kv_budget", lambda i, _: float(i.kv_total_tokens)),
             requests,
             kv,
-            side.fixed("growth", lambda i, _: 1.0 + i.block_tokens / 2.0),
+            side.fixed("kv_growth", lambda i, _: kv_growth(i)),
         )
         by_seat = side.map(
             lambda seats, requests: seat_bound(seats * share, requests + coming),
-            side.fixed("seats", lambda i, _: float(i.max_num_seqs)),
+            side.fixed("seats_float", lambda i, _: float(i.max_num_seqs)),
             requests,
         )
         return side.lesser(side.lesser(by_step, by_kv), by_seat)

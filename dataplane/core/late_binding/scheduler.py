@@ -34,7 +34,7 @@ from dataplane.core.late_binding.lines import Batch, Line
 from dataplane.core.late_binding.queue import WaitQueue
 from dataplane.core.late_binding.settings import LateBindingSettings
 from dataplane.core.late_binding.waiting import Waiting
-from dataplane.core.policies.base import least, total
+from dataplane.core.policies.base import DECODE_BITS, least
 from dataplane.core.pool import Pool
 from dataplane.core.request import Request
 from dataplane.core.view import Side
@@ -197,8 +197,8 @@ class LateBinding:
         return [start, *self._dispatch(now)]
 
     def _cheapest(self, request: Request, side: Side) -> str:
-        costs = total(self._decode_rule.price(request, side), side)
-        return side.instances[least(costs, side.instances, request)].instance_id
+        costs = self._decode_rule.costs(request, side)
+        return side.instances[least(costs, request, shift=DECODE_BITS)].instance_id
 
     def _start_decode(self, flight: Flight, decoder: Decoder, now: float) -> None:
         self.pool.charge_decode(flight.request, decoder.instance.instance_id)

@@ -1,6 +1,6 @@
 """What policies are made of: a rule for each side, and ties that spread."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 from zlib import crc32
@@ -10,6 +10,8 @@ import numpy as np
 from dataplane.core.cluster import Instance
 from dataplane.core.request import Request
 from dataplane.core.view import ClusterView, Column, Side
+
+DECODE_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +76,27 @@ def total(terms: Terms, side: Side) -> Column:
     return [sum(row) for row in zip(*columns, strict=True)]
 
 
-def least(costs: Column, instances: Sequence[Instance], request: Request) -> int:
+def least(costs: Column, request: Request, *, shift: int = 0) -> int:
     """Return the position of the least cost.
 
-    Ties go by a hash of request and instance: they spread over equals, the same request always
-    falls the same way, and the order of the candidates does not matter.
+    Candidates come in the order of their ids. Of equals, a hash of the request takes one, by its
+    place among them: they spread, the same request always falls the same way, and it costs the
+    same for any number of them. Sides use different bits of the hash (`shift`), so that a pick on
+    one says nothing of the pick on the other.
     """
-    lowest = min(costs) if isinstance(costs, list) else float(costs.min())
-    tied = (
-        [i for i, cost in enumerate(costs) if cost == lowest]
-        if isinstance(costs, list)
-        else np.flatnonzero(costs == lowest).tolist()
-    )
+    if isinstance(costs, list):
+        lowest = min(costs)
+        count = costs.count(lowest)
+        first = costs.index(lowest)
+        if count == 1:
+            return first
+        tied = [i for i, cost in enumerate(costs) if cost == lowest]
+    else:
+        first = int(costs.argmin())
+        tied = np.flatnonzero(costs == costs[first]).tolist()
     if len(tied) == 1:
-        return int(tied[0])
-    salt = request.request_id.encode()
-    return int(
-        min(
-            tied,
-            key=lambda i: (
-                crc32(instances[i].instance_id.encode(), crc32(salt)),
-                instances[i].instance_id,
-            ),
-        )
-    )
+        return first
+    return int(tied[(crc32(request.request_id.encode()) >> shift) % len(tied)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class TwoSided:
         prefill = self.choose_prefill(request, cluster)
         side = cluster.decode_side(request, prefill)
         costs = total(self.decode_rule.price(request, side), side)
-        decode = side.instances[least(costs, side.instances, request)]
+        decode = side.instances[least(costs, request, shift=DECODE_BITS)]
         return paired(prefill, decode)
 
     def choose_prefill(self, request: Request, cluster: ClusterView) -> Instance | None:
@@ -121,7 +120,7 @@ class TwoSided:
             return None
         side = cluster.prefill_side(request)
         costs = total(self.prefill_rule.price(request, side), side)
-        return side.instances[least(costs, side.instances, request)]
+        return side.instances[least(costs, request)]
 
     def explain(self, request: Request, cluster: ClusterView) -> Explanation:
         """Return what `place` would go by, without placing anything."""
