@@ -20,7 +20,7 @@ Control = Annotated[
 ]
 Format = Annotated[Output, Parameter(name=["-o", "--output"])]
 
-ctl = App(help="Look at a cluster and steer it.")
+ctl = App(name="ctl", help="Look at a cluster and steer it.")
 constants = App(name="constants", help="Cost constants: list, show, diff, rollback.")
 ctl.command(constants)
 

@@ -16,6 +16,7 @@ from servicekit.errors import ChildFailed, SettingsInvalid, SteelyardError
 from servicekit.status import from_rpc_error
 
 Output = Literal["table", "json"]
+_PIPE_WIDTH = 320
 _OURS = (
     CalibrationError,
     ChildFailed,
@@ -59,7 +60,9 @@ def show(rows: Sequence[Mapping[str, Any]], output: Output) -> None:
         table.add_column(name, justify="right" if number else "left")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    Console().print(table)
+    # Piped output is for other programs: it is never cut to a terminal's width.
+    console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+    console.print(table)
 
 
 def _cell(value: object) -> str:

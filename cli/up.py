@@ -85,7 +85,7 @@ async def _stay_up(spec: ClusterSpec, console: Console) -> None:
     async with LocalCluster(spec, _LineWriter(console)) as cluster:
         seconds = time.monotonic() - started_at
         console.print(f"[bold]up[/bold] in {seconds:.1f} s: {spec.pools} {spec.engine}")
-        console.print(where_to_look(cluster.addresses))
+        console.print(where_to_look(cluster.addresses), soft_wrap=True)
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             cluster.processes.check()
@@ -117,4 +117,4 @@ class _LineWriter:
     def __call__(self, name: str, line: str) -> None:
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
         self._console.print(f"[{colour}]{name:>10}[/{colour}] ", end="")
-        self._console.print(line, markup=False)
+        self._console.print(line, markup=False, soft_wrap=True)
