@@ -11,12 +11,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dataplane.core.cluster import Instance
 from dataplane.core.late_binding.gate import DecodeGate, kv_growth
 from dataplane.core.late_binding.settings import LateBindingSettings
 from dataplane.core.policies.base import Terms
 from dataplane.core.request import Request
 from dataplane.core.view import Column, Side
-from enginemodel.model import decode_step_seconds
+from enginemodel.model import EngineConstants, decode_step_seconds
 
 TERMS = ("occupancy", "overflow", "peak", "seats", "tpot")
 _FLAT_OUTPUT_TOKENS = 250.0
@@ -53,14 +54,8 @@ class LeastOccupied:
     def _rows(self, request: Request, side: Side) -> Number:
         """Return the terms of each candidate; of a vectorised side, each term of the candidates."""
         prompt = request.prompt_tokens
-        slow = side.fixed(
-            "typical_step",
-            lambda _, c: decode_step_seconds(c, _TYPICAL_BATCH, _TYPICAL_KV_TOKENS),
-        )
-        fastest = side.fixed("fastest_step", lambda *_: min(slow))
         columns = (
-            slow,
-            fastest,
+            _slowness(side),
             side.fixed("kv_budget", lambda i, _: float(i.kv_total_tokens)),
             side.fixed("seats_float", lambda i, _: float(i.max_num_seqs)),
             side.fixed("kv_growth", lambda i, _: kv_growth(i)),
@@ -83,8 +78,7 @@ class LeastOccupied:
     def _terms(  # noqa: PLR0917 - the columns of _rows, in their order
         self,
         prompt: int,
-        slow: Number,
-        fastest: Number,
+        slowness: Number,
         budget: Number,
         seats: Number,
         growth: Number,
@@ -106,9 +100,25 @@ class LeastOccupied:
         step = (d0 + d1 * (requests + 1.0) + d2 * (kv + prompt + self._growth_tokens)) * factor
         overrun = step / limit - self._tpot_margin
         return (
-            ((kv + prompt) / budget + 4.0 * (requests + 1.0) / seats) * (slow / fastest),
+            ((kv + prompt) / budget + 4.0 * (requests + 1.0) / seats) * slowness,
             (over > 0.0) * (1.0 + _PENALTY * over),
             (peak > 0.0) * _PENALTY * peak,
             (missing > 0.0) * (1.0 + 0.05 * missing),
             (overrun > 0.0) * _PENALTY * overrun,
         )
+
+
+def _slowness(side: Side) -> Column:
+    """Return each candidate's typical step over that of the fastest."""
+    fastest: list[float] = []
+
+    def relative(_: Instance, constants: EngineConstants) -> float:
+        if not fastest:
+            fastest.append(min(_typical_step_seconds(c) for c in side.constants))
+        return _typical_step_seconds(constants) / max(fastest[0], 1e-9)
+
+    return side.fixed("slowness", relative)
+
+
+def _typical_step_seconds(constants: EngineConstants) -> float:
+    return decode_step_seconds(constants, _TYPICAL_BATCH, _TYPICAL_KV_TOKENS)
