@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -127,8 +127,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
             with self._observed(service, method, context) as call:
                 try:
-                    async for response in inner(admit(request), context):
-                        yield response
+                    # Closed here, not by the collector: a cancelled call cleans up at once.
+                    async with aclosing(inner(admit(request), context)) as responses:
+                        async for response in responses:
+                            yield response
                 except Exception as exception:  # noqa: BLE001  the last one to see it
                     await self._refuse(call, exception)
 

@@ -4,16 +4,18 @@ PREFIX = "steelyard:"
 
 INSTANCES = f"{PREFIX}instances"
 """Set of instance ids."""
+LOADS = f"{PREFIX}loads"
+"""Hash: instance id to its last report, JSON; what snapshots are made from in one read."""
+LAST_SEEN = f"{PREFIX}last_seen"
+"""Sorted set: instance id to the time its last report came in, ms since 1970 by Redis's clock."""
 SNAPSHOT = f"{PREFIX}snapshot"
 """String: the last serialized ClusterSnapshot."""
 SNAPSHOTS_CHANNEL = f"{PREFIX}snapshots"
 """Channel on which every new snapshot is published whole."""
 SNAPSHOT_PUBLISHER = f"{PREFIX}snapshot:publisher"
 """String with TTL: which control plane replica publishes snapshots."""
-SNAPSHOT_SEQUENCE = f"{PREFIX}snapshot:sequence"
-"""Counter of snapshots over all replicas."""
-ROSTER = f"{PREFIX}roster"
-"""Hash: `version` and `digest` of the last roster published."""
+SNAPSHOT_STATE = f"{PREFIX}snapshot:state"
+"""Hash: `sequence`, `published_unix`, `publisher`, and versions of the parts of the last one."""
 GENERATION = f"{PREFIX}generation"
 """Counter of changes that replicas cannot see in reports: constants, SLO, drains, membership."""
 SLO = f"{PREFIX}slo"
@@ -24,15 +26,25 @@ EVENTS = f"{PREFIX}events"
 """Capped stream: joins, drains, quarantines, publications, drift alarms."""
 CONSTANTS_PROFILES = f"{PREFIX}constants"
 """Set of profiles that have published constants."""
-LENGTHS_MODELS = f"{PREFIX}lengths"
-"""Set of models that have length statistics."""
-ROUTERS = f"{PREFIX}routers"
-"""Set of router ids."""
+CALIBRATION = f"{PREFIX}calibration"
+"""String with TTL: who calibrates."""
+LENGTHS_STATE = f"{PREFIX}lengths"
+"""Hash: `cursor` in the outcomes up to which statistics are folded, `version`, `models`."""
 
 
 def instance(instance_id: str) -> str:
     """Hash: one instance, its description and its last measurements."""
     return f"{PREFIX}instance:{instance_id}"
+
+
+def member(instance_id: str) -> str:
+    """Hash without TTL: what an instance registered as, its state, and whether it is drained."""
+    return f"{PREFIX}member:{instance_id}"
+
+
+def replaced(instance_id: str) -> str:
+    """Set with TTL: earlier epochs of an instance that may not come back."""
+    return f"{PREFIX}replaced:{instance_id}"
 
 
 def inflight(instance_id: str, epoch: str) -> str:
@@ -43,11 +55,6 @@ def inflight(instance_id: str, epoch: str) -> str:
 def request(request_id: str) -> str:
     """Hash with TTL: one request in flight."""
     return f"{PREFIX}request:{request_id}"
-
-
-def router(router_id: str) -> str:
-    """Hash with TTL: address and start of one router."""
-    return f"{PREFIX}router:{router_id}"
 
 
 def constants(profile: str) -> str:

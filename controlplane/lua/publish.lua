@@ -1,0 +1,13 @@
+-- Makes a snapshot the current one and announces it, if the lease is ours.
+-- ARGV: prefix, replica id, snapshot, sequence, roster version, roster digest
+local prefix, me = ARGV[1], ARGV[2]
+if redis.call('GET', prefix .. 'snapshot:publisher') ~= me then
+  return 0
+end
+local time = redis.call('TIME')
+redis.call('SET', prefix .. 'snapshot', ARGV[3])
+redis.call('HSET', prefix .. 'snapshot:state', 'sequence', ARGV[4], 'publisher', me,
+  'published_unix', string.format('%d.%06d', time[1], time[2]),
+  'roster_version', ARGV[5], 'roster_digest', ARGV[6])
+redis.call('PUBLISH', prefix .. 'snapshots', ARGV[3])
+return 1
