@@ -17,8 +17,9 @@ from dataplane.agent.engine import Engine
 from dataplane.agent.service import AgentService
 from dataplane.agent.settings import AgentSettings
 from dataplane.agent.telemetry import Telemetry, TelemetryOptions
+from dataplane.agent.vllm_factory import start_vllm
 from servicekit.clock import Clock, SystemClock
-from servicekit.errors import SettingsInvalid
+from servicekit.errors import SettingsInvalid, SteelyardError
 from servicekit.logging import configure_logging
 from servicekit.metrics import new_registry
 from servicekit.server import RpcServer, ServiceBinding
@@ -101,6 +102,8 @@ class AgentApp:
         return RunningAgent(server, agent, telemetry)
 
     async def _engine(self) -> Engine:
+        if self._settings.engine == "vllm":
+            return await start_vllm(self._settings, self._clock, self._stack)
         engine = emulated_engine(self._settings, self._clock)
         self._stack.push_async_callback(engine.close)
         await engine.start()
@@ -159,7 +162,7 @@ async def run(settings: AgentSettings) -> None:
     Raises:
         OSError: An address is taken.
         SettingsInvalid: Settings do not fit together.
-        EngineNotStarted: A spawned engine did not become healthy.
+        EngineNotStarted: The engine does not answer.
     """
     stop = asyncio.Event()
     with stop_on_signals(stop):
@@ -176,7 +179,7 @@ def main() -> None:
             return
         configure_logging(settings.log_level, settings.log_format)
         asyncio.run(run(settings))
-    except SettingsInvalid as error:
+    except (SettingsInvalid, SteelyardError) as error:
         sys.exit(str(error))
 
 

@@ -9,7 +9,7 @@ from dataplane.agent.engine_emulated import EmulatedOptions, EngineEmulated
 from dataplane.agent.settings import AgentSettings
 from dataplane.core.emulation.values import BatchingConfig
 from enginemodel.model import EngineConstants
-from enginemodel.profiles import PROFILES, EngineProfile
+from enginemodel.profiles import PROFILES, REFERENCE, EngineProfile
 from servicekit.clock import Clock
 from servicekit.errors import SettingsInvalid
 
@@ -31,7 +31,7 @@ def emulated_options(settings: AgentSettings) -> EmulatedOptions:
     Raises:
         SettingsInvalid: as `emulated_engine`.
     """
-    profile = PROFILES.get(settings.profile)
+    profile = PROFILES.get(settings.profile or REFERENCE.name)
     if profile is None:
         known = ", ".join(PROFILES)
         raise SettingsInvalid(f"no profile {settings.profile!r}; there are: {known}")
@@ -50,7 +50,7 @@ def emulated_options(settings: AgentSettings) -> EmulatedOptions:
     )
     return EmulatedOptions(
         model=settings.model,
-        profile=settings.profile,
+        profile=profile.name,
         batching=batching,
         max_model_tokens=_max_model_tokens(settings, profile, batching),
         vocab_size=settings.vocab_size,

@@ -7,7 +7,6 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from dataplane.agent.engine import Role
-from enginemodel.profiles import REFERENCE
 from servicekit.settings import ServiceSettings
 
 
@@ -36,11 +35,31 @@ class AgentSettings(ServiceSettings):
         1.0, ge=0, description="hand-offs with less of their lease left than this are refused"
     )
     engine_start_seconds: float = Field(
-        300.0, gt=0, description="how long a spawned engine may take to become healthy"
+        600.0, gt=0, description="how long an engine may take to answer at the start"
     )
     profile: str = Field(
-        REFERENCE.name, description="whose step times an emulated engine has; its name to routers"
+        "", description="name that constants are fitted for; emulated: whose step times it has"
     )
+
+    vllm_url: str = Field("http://127.0.0.1:8000", description="vllm: where its HTTP server is")
+    spawn_vllm: bool = Field(
+        default=False,
+        description="vllm: start the server and keep it running; else it runs already",
+    )
+    vllm_command: list[str] = Field(
+        default_factory=list, description="vllm: command line of the server to spawn, as JSON"
+    )
+    vllm_log_path: Path | None = Field(
+        None, description="vllm: where a spawned server's output goes; empty: standard error"
+    )
+    vllm_metrics_seconds: float = Field(
+        1.0,
+        gt=0,
+        description="vllm: how often its /metrics is read; each reading costs it 10-50 ms",
+    )
+    vllm_dtype: str = Field("auto", description="vllm: of the model, where the server does not say")
+    vllm_max_num_seqs: int = Field(256, gt=0, description="vllm: likewise")
+    vllm_max_batched_tokens: int = Field(2048, gt=0, description="vllm: likewise")
 
     model: str = Field("qwen2.5-3b", description="emulated: served model name")
     time_scale: float = Field(
@@ -75,7 +94,9 @@ class AgentSettings(ServiceSettings):
         256.0, ge=1, description="emulated: mean length of texts that end by themselves"
     )
     handoff_lease_seconds: float = Field(
-        30.0, gt=0, description="how long a prefilled KV cache is held; vLLM: as it was told"
+        30.0,
+        gt=0,
+        description="how long a prefilled KV cache is held; vllm: where the server does not say",
     )
     notice_share: float = Field(
         0.5, ge=0, le=1, description="emulated: when in a step finished pulls are noticed"
