@@ -64,6 +64,8 @@ def check_fit(tokens: Sequence[int], max_tokens: int, limits: ModelLimits) -> No
     Raises:
         InvalidArgument: Names the field and the limit.
     """
+    if not tokens:
+        raise InvalidArgument.of("text", "makes no token at all; the least is 1")
     total = len(tokens) + max_tokens
     if total > limits.model_tokens:
         raise InvalidArgument.of(
@@ -73,9 +75,10 @@ def check_fit(tokens: Sequence[int], max_tokens: int, limits: ModelLimits) -> No
         )
     highest = max(tokens)
     if highest >= limits.vocab_size:
+        position = next(at for at, token in enumerate(tokens) if token == highest)
         raise InvalidArgument.of(
             "token_ids.ids",
-            f"id {highest} at position {tokens.index(highest)} is outside the vocabulary; "
+            f"id {highest} at position {position} is outside the vocabulary; "
             f"ids are below {limits.vocab_size}",
         )
 

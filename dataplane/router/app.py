@@ -66,7 +66,20 @@ class RouterApp:
         self._log = structlog.get_logger("dataplane.router")
 
     async def __aenter__(self) -> Router:
-        """Construct everything, start serving, and return the parts."""
+        """Construct everything, start serving, and return the parts.
+
+        Raises:
+            OSError: An address is taken.
+            UnknownPolicyError: The policy set is not registered.
+            InvalidSettingError: A policy setting is outside its range.
+        """
+        try:
+            return await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _start(self) -> Router:
         settings, clock = self._settings, self._clock
         client = self._redis()
         agents = AgentChannels()
@@ -158,7 +171,9 @@ class RouterApp:
         return fleet
 
     def _server(self, front: Front, intake: Intake, journal: Journal) -> RpcServer:
-        desk = Desk(fallback=self._settings.fallback_policy)
+        desk = Desk(
+            fallback=self._settings.fallback_policy, settings=self._settings.policy_settings
+        )
         self._stack.callback(desk.stop)
         servicer = RouterServicer(
             front=front, intake=intake, desk=desk, journal=journal, clock=self._clock

@@ -1,6 +1,8 @@
 """Decisions without dispatch: reservations, receipts, explanations."""
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 from steelyard.v1 import router_pb2
 
@@ -8,7 +10,7 @@ from dataplane.core.cluster import Instance
 from dataplane.core.errors import NoCandidateError
 from dataplane.core.estimate import Estimate, estimate
 from dataplane.core.policies.base import CandidateTerms, Placement
-from dataplane.core.policies.registry import Policy, make_policy
+from dataplane.core.policies.registry import POLICIES, Policy, make_policy
 from dataplane.core.pool import Pool
 from dataplane.core.request import Request
 from dataplane.core.view import ClusterView
@@ -22,10 +24,12 @@ class Desk:
 
     Args:
         fallback: Name of the placement policy that answers for schedulers that bind late.
+        settings: Settings by policy, the same as those of the schedulers.
     """
 
-    def __init__(self, *, fallback: str) -> None:
+    def __init__(self, *, fallback: str, settings: Mapping[str, Mapping[str, Any]]) -> None:
         self._fallback = fallback
+        self._settings = settings
         self._policies: dict[tuple[str, str], Policy] = {}
         self._reservations: dict[str, tuple[Pool, asyncio.TimerHandle]] = {}
 
@@ -34,10 +38,8 @@ class Desk:
         key = (pool_name, name)
         policy = self._policies.get(key)
         if policy is None:
-            try:
-                policy = make_policy(name)
-            except ValueError:
-                policy = make_policy(self._fallback)
+            placing = name if name in POLICIES else self._fallback
+            policy = make_policy(placing, self._settings.get(placing))
             self._policies[key] = policy
         return policy
 

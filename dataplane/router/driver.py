@@ -99,7 +99,11 @@ class PoolDriver:
         scheduler = self.scheduler(policy)
         ticket = self._tickets[request.request_id] = Ticket(request, policy)
         started_at = self._clock.monotonic()
-        actions = scheduler.submit(request, started_at)
+        try:
+            actions = scheduler.submit(request, started_at)
+        except BaseException:
+            self.close(ticket)
+            raise
         self._on_decision(policy, self._clock.monotonic() - started_at)
         self._deliver(policy, actions)
         return ticket

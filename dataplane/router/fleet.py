@@ -1,14 +1,17 @@
 """All pools of a router: who is there, by name, and what arrives about them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from dataplane.core.cluster import Snapshot, empty_measurements
+from dataplane.core.errors import RejectReason
 from dataplane.core.events import SnapshotArrived
 from dataplane.core.predictor import HistogramPredictor
 from dataplane.router.driver import MakeScheduler, OnDecision, PoolDriver
 from dataplane.router.journal import Journal
 from dataplane.router.snapshots import ClusterState
 from servicekit.clock import Clock
-from servicekit.errors import InvalidArgument, NotFound
+from servicekit.errors import InvalidArgument, NotFound, Unavailable
 
 
 class Fleet:
@@ -52,6 +55,8 @@ class Fleet:
                 self._drivers[name] = driver
             self._journal.write_roster(name, snapshot.roster)
             driver.refresh(SnapshotArrived(snapshot))
+        for name in self._drivers.keys() - state.pools.keys():
+            self._empty(self._drivers[name], state)
         if state.lengths is not None:
             self.predictor.share(state.lengths)
 
@@ -60,14 +65,21 @@ class Fleet:
 
         Raises:
             NotFound: No pool serves it; the message names those that there are.
-            InvalidArgument: No model is named and there is not exactly one.
+            InvalidArgument: No model is named and there is more than one.
+            Unavailable: No instance was ever seen.
         """
         names = sorted(self._drivers)
+        if not names:
+            raise Unavailable(
+                "no instance has joined the cluster yet",
+                reason=RejectReason.NO_PREFILL_INSTANCE.value,
+                retry_after_seconds=1.0,
+            )
         if model:
             found = [n for n in names if n == model or n.partition("@")[0] == model]
             if found:
                 return self._drivers[found[-1]]
-            known = ", ".join(names) or "none"
+            known = ", ".join(names)
             raise NotFound(
                 f"model: no pool serves {model!r}; there are: {known}",
                 reason="UNKNOWN_MODEL",
@@ -75,8 +87,20 @@ class Fleet:
             )
         if len(names) == 1:
             return self._drivers[names[0]]
-        known = ", ".join(names) or "none"
+        known = ", ".join(names)
         raise InvalidArgument.of("model", f"is empty and the cluster serves: {known}")
+
+    def _empty(self, driver: PoolDriver, state: ClusterState) -> None:
+        """Tell a pool that its last instance has left."""
+        roster = driver.pool.roster
+        if not roster.instances:
+            return
+        roster = replace(roster, version=state.roster_version, instances=())
+        self._journal.write_roster(driver.name, roster)
+        snapshot = Snapshot(
+            sequence=state.sequence, roster=roster, measurements=empty_measurements(0)
+        )
+        driver.refresh(SnapshotArrived(snapshot))
 
     def stop(self) -> None:
         """Cancel all timers."""

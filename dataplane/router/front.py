@@ -1,5 +1,6 @@
 """Serves requests from intake to books; what every front end (gRPC, HTTP) stands on."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Served:
     session: Session
     record: Record
     decision: Decision
+    deadline: Deadline
 
     @property
     def request_id(self) -> str:
@@ -92,7 +94,7 @@ class Front:
         )
         decision = self.decision(taken)
         self._journal.remember(decision)
-        return Served(taken, session, record, decision)
+        return Served(taken, session, record, decision, deadline)
 
     def decision(self, taken: Taken) -> Decision:
         """Return what a decision about a request rests on, now."""
@@ -115,7 +117,7 @@ class Front:
         Raises:
             SteelyardError: The request cannot be served, or not to its end.
         """
-        taken, status = served.taken, "CANCELLED"
+        taken, status = served.taken, "INTERNAL"
         self._sessions[served.request_id] = served.session
         stream = served.session.stream(taken.request, taken.policy)
         try:
@@ -125,6 +127,9 @@ class Front:
             status = "ok"
         except SteelyardError as error:
             status = error.code.name
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            status = "DEADLINE_EXCEEDED" if served.deadline.passed else "CANCELLED"
             raise
         finally:
             del self._sessions[served.request_id]

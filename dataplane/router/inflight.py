@@ -4,7 +4,9 @@ Writes are gathered and sent in one pipeline several times a second, off every r
 entry is a lease: should the router die, its entries expire by themselves.
 """
 
+import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import redis.asyncio
 import structlog
@@ -18,6 +20,18 @@ FLUSH_SECONDS = 0.05
 REQUEST_TTL_SECONDS = 60
 
 
+@dataclass(slots=True)
+class _Changes:
+    """What is to be written: leases by (key, request id) with their expiry, and rows."""
+
+    added: dict[tuple[str, str], float] = field(default_factory=dict)
+    dropped: dict[tuple[str, str], float] = field(default_factory=dict)
+    rows: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.dropped or self.rows)
+
+
 class InflightBoard:
     """Leases by instance and boot, and the phase of each request.
 
@@ -29,9 +43,8 @@ class InflightBoard:
         self._clock = clock
         self._router_id = router_id
         self._held: dict[tuple[str, str], float] = {}
-        self._added: dict[tuple[str, str], float] = {}
-        self._dropped: set[tuple[str, str]] = set()
-        self._rows: dict[str, dict[str, str]] = {}
+        self._changes = _Changes()
+        self._writing = asyncio.Lock()
         self._log = structlog.get_logger("dataplane.router.inflight")
         self._lost = False
 
@@ -42,19 +55,20 @@ class InflightBoard:
         """Note that a leg runs on one boot of an instance."""
         key = (inflight(instance_id, epoch), request_id)
         expiry = self._clock.unix() + LEASE_SECONDS
-        self._held[key] = self._added[key] = expiry
-        self._dropped.discard(key)
+        self._held[key] = self._changes.added[key] = expiry
+        self._changes.dropped.pop(key, None)
 
     def drop(self, request_id: str, instance_id: str, epoch: str) -> None:
         """Note that it does not any more."""
         key = (inflight(instance_id, epoch), request_id)
-        if self._held.pop(key, None) is not None:
-            self._added.pop(key, None)
-            self._dropped.add(key)
+        expiry = self._held.pop(key, None)
+        if expiry is not None:
+            self._changes.added.pop(key, None)
+            self._changes.dropped[key] = expiry
 
     def note(self, request_id: str, fields: Mapping[str, str]) -> None:
         """Set fields of the request's row."""
-        self._rows.setdefault(request_id, {"router": self._router_id}).update(fields)
+        self._changes.rows.setdefault(request_id, {"router": self._router_id}).update(fields)
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -63,35 +77,58 @@ class InflightBoard:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what has gathered; what Redis does not take stays for the next time."""
-        self._renew()
-        if not (self._added or self._dropped or self._rows):
-            return
-        added, dropped, rows = self._added, self._dropped, self._rows
-        self._added, self._dropped, self._rows = {}, set(), {}
+        """Write what has gathered; what Redis does not take stays for the next time.
+
+        One write at a time: a lease that was added and dropped must arrive in that order.
+        """
+        async with self._writing:
+            self._renew()
+            if not self._changes:
+                return
+            changes, self._changes = self._changes, _Changes()
+            try:
+                await self._pipeline(changes).execute()
+            except REDIS_ERRORS as error:
+                if not self._lost:
+                    self._log.warning("inflight_not_written", error=str(error))
+                self._lost = True
+                self._keep(changes)
+            except asyncio.CancelledError:
+                self._keep(changes)
+                raise
+            else:
+                self._lost = False
+
+    def _pipeline(self, changes: _Changes) -> redis.asyncio.client.Pipeline:
         pipe = self._client.pipeline(transaction=False)
-        for (key, request_id), expiry in added.items():
+        now = self._clock.unix()
+        for key in {key for key, _ in changes.added}:
+            # Whoever writes here sweeps what routers that died have left.
+            pipe.zremrangebyscore(key, "-inf", now)
+        for (key, request_id), expiry in changes.added.items():
             pipe.zadd(key, {request_id: expiry})
             pipe.expire(key, int(LEASE_SECONDS * 2))
-        for key, request_id in dropped:
+        for key, request_id in changes.dropped:
             pipe.zrem(key, request_id)
-        for request_id, fields in rows.items():
+        for request_id, fields in changes.rows.items():
             for name, value in fields.items():
                 pipe.hset(request(request_id), name, value)
             pipe.expire(request(request_id), REQUEST_TTL_SECONDS)
-        try:
-            await pipe.execute()
-        except REDIS_ERRORS as error:
-            if not self._lost:
-                self._log.warning("inflight_not_written", error=str(error))
-            self._lost = True
-            self._dropped |= dropped - self._held.keys()
-            self._added = dict(self._held)
-        else:
-            self._lost = False
+        return pipe
+
+    def _keep(self, changes: _Changes) -> None:
+        """Have everything written again that still matters; a lease that is over does not."""
+        now = self._clock.unix()
+        changes.dropped.update(self._changes.dropped)
+        self._changes.dropped = {
+            key: expiry
+            for key, expiry in changes.dropped.items()
+            if expiry > now and key not in self._held
+        }
+        self._changes.added = dict(self._held)
 
     def _renew(self) -> None:
         now = self._clock.unix()
         for key, expiry in self._held.items():
             if expiry - now < LEASE_SECONDS / 2:
-                self._held[key] = self._added[key] = now + LEASE_SECONDS
+                self._held[key] = self._changes.added[key] = now + LEASE_SECONDS

@@ -79,19 +79,21 @@ class Journal:
 
     async def run(self) -> None:
         """Write until cancelled; what has gathered is written on the way out."""
+        writing: asyncio.Future[None] | None = None
         try:
             while True:
                 await self._clock.sleep(_FLUSH_SECONDS)
-                await self._flush()
+                data = self._take()
+                if data:
+                    loop = asyncio.get_running_loop()
+                    writing = loop.run_in_executor(None, self._write_out, data)
+                    await asyncio.shield(writing)
         finally:
+            if writing is not None:
+                await writing
             self._write_out(self._take())
             if self._file is not None:
                 self._file.close()
-
-    async def _flush(self) -> None:
-        data = self._take()
-        if data:
-            await asyncio.to_thread(self._write_out, data)
 
     def _take(self) -> bytes:
         rows, self._rows = self._rows, []

@@ -1,8 +1,10 @@
 """The two calls a request makes to agents, and the hand-off between them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import structlog
@@ -12,6 +14,7 @@ from dataplane.core.cluster import Instance
 from dataplane.router.agents import AgentChannels
 from servicekit.clock import Clock
 from servicekit.deadline import Deadline
+from servicekit.errors import SteelyardError
 from servicekit.status import RemoteError, from_rpc_error
 from servicekit.tracing import outgoing_metadata
 
@@ -28,18 +31,28 @@ _NOT_RETRYABLE = frozenset(
         grpc.StatusCode.DEADLINE_EXCEEDED,
     }
 )
+_FATE_UNKNOWN = frozenset(
+    {
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
 
 
 class LegError(Exception):
     """A leg failed; the scheduler decides what becomes of the request.
 
-    `retryable` is False where another instance would answer the same.
+    `retryable` is False where another instance would answer the same; `fate_unknown` is True where
+    the agent may have done, or still do, what it was asked to.
     """
 
     def __init__(self, remote: RemoteError) -> None:
         super().__init__(f"{remote.code.name} {remote.message}".strip())
         self.remote = remote
         self.retryable = remote.code not in _NOT_RETRYABLE
+        self.fate_unknown = remote.code in _FATE_UNKNOWN
 
 
 @dataclass(slots=True)
@@ -76,7 +89,7 @@ class Legs:
         self._log = structlog.get_logger("dataplane.router.legs")
 
     async def prefill(self, payload: Payload, at: Instance, deadline: Deadline) -> HeldHandoff:
-        """Prefill a prompt and return its hand-off.
+        """Prefill a prompt and return its hand-off; `abandon` what is not awaited to its end.
 
         Raises:
             LegError: The agent or its engine failed or refused.
@@ -97,6 +110,8 @@ class Legs:
             response = await call
         except grpc.aio.AioRpcError as error:
             raise LegError(from_rpc_error(error)) from error
+        except asyncio.CancelledError:
+            raise _unless_we_are_cancelled() from None
         # The lease runs from the end of the prefill; counting from when it was sent errs on the
         # safe side without comparing two machines' clocks.
         engine_seconds = response.engine_time.ToNanoseconds() / 1e9
@@ -112,12 +127,17 @@ class Legs:
         )
 
     async def decode(
-        self, payload: Payload, at: Instance, held: HeldHandoff | None, deadline: Deadline
+        self,
+        payload: Payload,
+        at: Instance,
+        held: HeldHandoff | None,
+        deadline: Deadline,
+        hangup: asyncio.Future[None],
     ) -> AsyncGenerator[agent_pb2.DecodeResponse]:
-        """Generate; closing the iterator ends the engine's work.
+        """Generate; closing the iterator ends the engine's work, and so does `hangup`.
 
         Raises:
-            LegError: The agent or its engine failed or refused.
+            LegError: The agent or its engine failed or refused, or `hangup` was set.
         """
         request = agent_pb2.DecodeRequest(
             request_id=payload.request_id,
@@ -136,13 +156,46 @@ class Legs:
         call = self._agents.stub(at.address).Decode(
             request, timeout=deadline.timeout(), metadata=outgoing_metadata()
         )
+
+        def cut(_: object) -> None:
+            call.cancel()
+
+        hangup.add_done_callback(cut)
         try:
-            while (response := await call.read()) is not grpc.aio.EOF:
-                yield response  # type: ignore[misc]
+            read: Callable[[], Awaitable[Any]] = call.read
+            while (response := await read()) is not grpc.aio.EOF:
+                aborted = response.finish_reason == types_pb2.FINISH_REASON_ABORT
+                if aborted:
+                    response.ClearField("finish_reason")
+                if response.token_ids or not aborted:
+                    yield response
+                if aborted:
+                    raise LegError(_ended("the engine aborted the request"))
         except grpc.aio.AioRpcError as error:
             raise LegError(from_rpc_error(error)) from error
+        except asyncio.CancelledError:
+            raise _unless_we_are_cancelled() from None
         finally:
+            hangup.remove_done_callback(cut)
             call.cancel()
+
+    def abandon(
+        self,
+        prefill: asyncio.Task[HeldHandoff],
+        payload: Payload,
+        at: Instance,
+        via: Sequence[Instance],
+    ) -> None:
+        """Give a prefill up, in the background.
+
+        The agent is asked to abort it and the call is left to say how that went: should the prompt
+        have been done already, its KV is held, and only the answer tells how to free it.
+        """
+        self._in_background(self._abandon(prefill, payload, at, via))
+
+    def abort(self, request_id: str, at: Instance) -> None:
+        """Have an agent forget a request whose fate is unknown, in the background."""
+        self._in_background(self._abort(request_id, at))
 
     def release(
         self, held: HeldHandoff, prompt_token_ids: Sequence[int], via: Sequence[Instance]
@@ -152,20 +205,42 @@ class Legs:
         An engine frees held KV on the word of a decode engine, so the decode agents in `via` are
         asked in turn, the prefill agent last. Where all fail, the lease's end frees it.
         """
-        task = asyncio.get_running_loop().create_task(
-            self._release(held, prompt_token_ids, [*via[:_RELEASE_TRIES], held.prefill])
-        )
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
+        self._in_background(self._release(held, prompt_token_ids, via))
 
     async def settle(self) -> None:
         """Wait for the releases under way."""
         if self._releases:
             await asyncio.wait(set(self._releases), timeout=_RELEASE_TIMEOUT_SECONDS)
 
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _abandon(
+        self,
+        prefill: asyncio.Task[HeldHandoff],
+        payload: Payload,
+        at: Instance,
+        via: Sequence[Instance],
+    ) -> None:
+        if not prefill.done():
+            await self._abort(payload.request_id, at)
+            await asyncio.wait([prefill], timeout=_RELEASE_TIMEOUT_SECONDS)
+        prefill.cancel()
+        with contextlib.suppress(asyncio.CancelledError, LegError, SteelyardError):
+            await self._release(await prefill, payload.prompt_token_ids, via)
+
+    async def _abort(self, request_id: str, at: Instance) -> None:
+        request = agent_pb2.AbortRequest(request_id=request_id)
+        # An agent that does not answer has no engine that works on it, or soon will not have.
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self._agents.stub(at.address).Abort(request, timeout=_RELEASE_TIMEOUT_SECONDS)
+
     async def _release(
         self, held: HeldHandoff, prompt_token_ids: Sequence[int], via: Sequence[Instance]
     ) -> None:
+        via = [*via[:_RELEASE_TRIES], held.prefill]
         request = agent_pb2.ReleaseRequest(handoff=held.handoff, prompt_token_ids=prompt_token_ids)
         error = "no agent could free it"
         for at in via:
@@ -184,3 +259,27 @@ class Legs:
             instance_id=held.prefill.instance_id,
             error=error,
         )
+
+
+def _unless_we_are_cancelled() -> BaseException:
+    """Return what a CancelledError out of a call means.
+
+    grpc.aio raises it for our own cancellation, for a call that was cancelled (a closed channel)
+    and for a peer that ends a stream with CANCELLED; only the first one is the caller's.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        return asyncio.CancelledError()
+    return LegError(_ended("the call was cancelled on its way or by the agent"))
+
+
+def _ended(message: str) -> RemoteError:
+    code = grpc.StatusCode.CANCELLED
+    return RemoteError(
+        code=code,
+        reason=code.name,
+        message=message,
+        violations=(),
+        metadata={},
+        retry_after_seconds=None,
+    )

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from steelyard.v1 import agent_pb2, types_pb2
@@ -99,8 +100,7 @@ class Session:
         self._held: HeldHandoff | None = None
         self._leases: list[Instance] = []
         self._refusal: SteelyardError | None = None
-        self._task: asyncio.Task[object] | None = None
-        self._cancelled = False
+        self._hangup: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def request_id(self) -> str:
@@ -108,10 +108,11 @@ class Session:
         return self._payload.request_id
 
     def cancel(self) -> None:
-        """End the request from outside; its caller gets CANCELLED."""
-        self._cancelled = True
-        if self._task is not None:
-            self._task.cancel()
+        """End the request from outside; whoever iterates `stream` gets RequestCancelled."""
+        if not self._hangup.done():
+            self._hangup.set_result(None)
+        if self._ticket is not None:
+            self._ticket.end(_cancelled())
 
     async def stream(
         self, request: Request, policy: str
@@ -121,22 +122,18 @@ class Session:
         Raises:
             SteelyardError: The request cannot be served, or not to its end.
         """
-        self._task = asyncio.current_task()
         ticket = self._ticket = self._driver.submit(request, policy)
         try:
             async with aclosing(self._follow(ticket)) as responses:
                 async for response in responses:
                     yield response
-        except asyncio.CancelledError:
-            if self._cancelled and self._task is not None:
-                self._task.uncancel()
-                raise RequestCancelled("the request was cancelled") from None
-            raise
         finally:
             self._end(ticket)
 
     async def _follow(self, ticket: Ticket) -> AsyncGenerator[agent_pb2.DecodeResponse]:
         while True:
+            if self._hangup.done():
+                raise _cancelled()
             match await ticket.next():
                 case StartPrefill(_, instance_id):
                     await self._prefill(ticket, instance_id)
@@ -161,9 +158,11 @@ class Session:
         self._predict(ticket, at)
         self._lease(at)
         try:
-            held = await self._legs.prefill(self._payload, at, self._deadline)
+            held = await self._prefilled(at)
         except LegError as error:
             self._unlease(at)
+            if error.fate_unknown:
+                self._legs.abort(self.request_id, at)
             self._fail(ticket, Leg.PREFILL, f"{at.instance_id}: {error}", error)
             return
         self._unlease(at)
@@ -174,6 +173,21 @@ class Session:
         self._driver.observe(
             ticket, PrefillDone(self.request_id, held.expires_at, held.cached_prompt_tokens)
         )
+
+    async def _prefilled(self, at: Instance) -> HeldHandoff:
+        """Prefill there; a prefill that we are not there for at its end is abandoned."""
+        call = self._legs.prefill(self._payload, at, self._deadline)
+        task = asyncio.get_running_loop().create_task(call)
+        either: tuple[asyncio.Future[Any], ...] = (task, self._hangup)
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._hangup.done():
+                raise _cancelled()
+        except (asyncio.CancelledError, RequestCancelled):
+            via = self._driver.pool.decoders(at.pairing_key)
+            self._legs.abandon(task, self._payload, at, via)
+            raise
+        return task.result()
 
     async def _decode(
         self, ticket: Ticket, instance_id: str
@@ -189,7 +203,7 @@ class Session:
         self.record.decode_sent_at = self._clock.monotonic()
         self._lease(at)
         try:
-            calls = self._legs.decode(self._payload, at, held, self._deadline)
+            calls = self._legs.decode(self._payload, at, held, self._deadline, self._hangup)
             async with aclosing(calls) as responses:
                 async for response in responses:
                     # What has sent something has pulled: the hand-off is not ours any more.
@@ -198,6 +212,8 @@ class Session:
                     yield response
         except LegError as error:
             self._unlease(at)
+            if self._hangup.done():
+                raise _cancelled() from None
             self._fail(ticket, Leg.DECODE, f"{at.instance_id}: {error}", error)
             return
         self._unlease(at)
@@ -288,6 +304,10 @@ class Session:
         for at in list(self._leases):
             self._unlease(at)
         self._board.note(self.request_id, {"phase": "ended"})
+
+
+def _cancelled() -> RequestCancelled:
+    return RequestCancelled("the request was cancelled")
 
 
 def _refusal_of(error: LegError) -> SteelyardError:

@@ -46,6 +46,7 @@ class ClusterState:
     """
 
     sequence: int
+    roster_version: int
     pools: Mapping[str, Snapshot]
     lengths: Mapping[str, Sequence[float]] | None
 
@@ -82,8 +83,8 @@ class SnapshotReader:
             self._read_roster(message)
         lengths = None
         if message.lengths_version != self._lengths_version:
-            self._lengths_version = message.lengths_version
             table = types_pb2.LengthTable.FromString(message.lengths)
+            self._lengths_version = message.lengths_version
             lengths = {row.key: tuple(row.weights) for row in table.lengths}
         columns = self._columns(message)
         pools = {
@@ -97,7 +98,10 @@ class SnapshotReader:
             for name, pool in self._pools.items()
         }
         return ClusterState(
-            sequence=message.sequence, pools=MappingProxyType(pools), lengths=lengths
+            sequence=message.sequence,
+            roster_version=message.roster_version,
+            pools=MappingProxyType(pools),
+            lengths=lengths,
         )
 
     def _read_roster(self, message: types_pb2.ClusterSnapshot) -> None:

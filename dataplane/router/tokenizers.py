@@ -1,6 +1,7 @@
 """Exact prompt token counts: the model's own tokenizer, fetched from an agent once."""
 
 import asyncio
+import hashlib
 
 import grpc
 from steelyard.v1 import agent_pb2
@@ -63,6 +64,22 @@ class Tokenizers:
                     reason="TOKENIZER_UNAVAILABLE",
                     retry_after_seconds=1.0,
                 ) from error
+            _check(data, sha256, address)
             tokenizer: Tokenizer = await asyncio.to_thread(Tokenizer.from_buffer, bytes(data))
             self._loaded[sha256] = tokenizer
             return tokenizer
+
+
+def _check(data: bytes | bytearray, sha256: str, address: str) -> None:
+    """Make sure that an agent has sent the tokenizer that was asked for.
+
+    Raises:
+        Unavailable: It has sent another: its engine has restarted with another model.
+    """
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise Unavailable(
+            f"the agent at {address} serves tokenizer {found[:12]}, not {sha256[:12]}",
+            reason="TOKENIZER_UNAVAILABLE",
+            retry_after_seconds=1.0,
+        )
