@@ -76,6 +76,8 @@ class StopRules:
         ignore_eos: Never by end of sequence.
         stop_token_ids: With any of these.
         seed_state: Mixed into every draw; 0 for greedy texts.
+        output_tokens: Ends by end of sequence after exactly that many, and not before; None leaves
+            it to the text. An experiment's way to fix a length that no router is told.
     """
 
     max_tokens: int
@@ -83,11 +85,12 @@ class StopRules:
     ignore_eos: bool = False
     stop_token_ids: AbstractSet[int] = frozenset()
     seed_state: int = 0
+    output_tokens: int | None = None
 
     @property
     def open_ended(self) -> bool:
         """Whether only max_tokens ends the text."""
-        return self.ignore_eos and not self.stop_token_ids
+        return self.ignore_eos and not self.stop_token_ids and self.output_tokens is None
 
 
 class Continuation:
@@ -134,9 +137,14 @@ class Continuation:
         token = alphabet[(bits >> 32) % len(alphabet)]
         if self._rules.open_ended or position < self._rules.min_tokens:
             return token
-        if not self._rules.ignore_eos and (bits & 0xFFFFFFFF) < self._eos_below:
+        if self._ends(bits, position):
             token = self._vocabulary.eos_token_id
             self.stop_token_id = token
         elif token in self._rules.stop_token_ids:
             self.stop_token_id = token
         return token
+
+    def _ends(self, bits: int, position: int) -> bool:
+        if self._rules.output_tokens is not None:
+            return position + 1 == self._rules.output_tokens
+        return not self._rules.ignore_eos and (bits & 0xFFFFFFFF) < self._eos_below
