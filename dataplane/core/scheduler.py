@@ -108,6 +108,9 @@ class Immediate:
         flight = self._flights.get(event.request_id)
         if flight is None:
             return []
+        if self.pool.instance(flight.placement.decode_id) is None:
+            # Gone since it was chosen. The router may not know yet; the roster does.
+            return self._failed(Failed(event.request_id, Leg.DECODE))
         self.pool.ledger.finish_prefill(event.request_id)
         return [StartDecode(event.request_id, flight.placement.decode_id)]
 

@@ -73,6 +73,7 @@ class Dispatcher:
         self._forming: list[Forming] = []
         self._stash: list[Line] = []
         self._blocked = False
+        self._passed_over = False
         self._mode: tuple[bool, bool] | None = None
 
     def after_prefill_seconds(self) -> float:
@@ -88,6 +89,7 @@ class Dispatcher:
             self._forming = []
             self._now = now
         self._blocked = False
+        self._passed_over = False
         self._mode = None
         self._gate.forget()
         if self._held is not None and self._held.lane is None:
@@ -110,12 +112,16 @@ class Dispatcher:
             if line is None:
                 break
             pick = self._choose(line, now, None)
-            if pick is None and nothing_in_flight:
-                pick = self._anybody(line)
             if pick is not None:
                 return pick
             self._stash.append(line)
-            self._blocked = self._engines.all_alike
+            self._blocked = self._engines.all_alike and not self._passed_over
+        if nothing_in_flight:
+            for line in self._stash:
+                pick = self._anybody(line)
+                if pick is not None:
+                    self._stash.remove(line)
+                    return pick
         return None if self._blocked else self._fill(now)
 
     def sent(self, pick: Pick, batch: Batch) -> None:
@@ -167,7 +173,7 @@ class Dispatcher:
         if self._share <= 0.0 or self.credit_seconds < 0.0:
             return None
         item = self._queue.most_overdue(now)
-        if item is None or line.instance.instance_id in item.request.excluded:
+        if item is None or self._shuns(item, line):
             return None
         if self._held is item:
             self._gate.hold = None
@@ -223,7 +229,7 @@ class Dispatcher:
         candidates.sort()
         refused = 0
         for _, _, cost, laxity, item in candidates:
-            if line.instance.instance_id in item.request.excluded:
+            if self._shuns(item, line):
                 continue
             if self._has_room(group, item, reserved=False):
                 return Pick(line, item, cost, laxity, forming)
@@ -250,7 +256,7 @@ class Dispatcher:
         refused = 0
         for item in sorted(self._queue.behind(start_by), key=_age):
             cost = pace.prompt_seconds(item.request.prompt_tokens)
-            if cost > limit or line.instance.instance_id in item.request.excluded:
+            if cost > limit or self._shuns(item, line):
                 continue
             doomed = item.doomed or item.deadline - cost < start_now
             if self._has_room(group, item, reserved=doomed):
@@ -265,9 +271,16 @@ class Dispatcher:
         lanes = (*self._queue.on_time.values(), *self._queue.late.values())
         heads = [item for lane in lanes for item in lane.heads(1)]
         for item in sorted(heads, key=lambda item: (item.doomed, *_age(item))):
-            if line.instance.instance_id not in item.request.excluded:
+            if not self._shuns(item, line):
                 return Pick(line, item, line.pace.prompt_seconds(item.request.prompt_tokens))
         return None
+
+    def _shuns(self, item: Waiting, line: Line) -> bool:
+        """Tell whether a request failed on a line before; another line may still take it."""
+        if not item.request.excluded or line.instance.instance_id not in item.request.excluded:
+            return False
+        self._passed_over = True
+        return True
 
     def _has_room(
         self, group: Group, item: Waiting, *, reserved: bool, patient: bool = False

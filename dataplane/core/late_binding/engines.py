@@ -75,7 +75,7 @@ class Engines:
         """Take in that a line's pace has changed; the mean is renewed now and then."""
         self._factors[("prefill", line.instance.profile)] = line.multiplier.value
         self._learned += 1
-        if self._learned >= len(self.usable):
+        if self.usable and self._learned >= len(self.usable):
             self._learned = 0
             self.fleet = mean_pace([line.pace for line in self.usable])
 

@@ -63,9 +63,7 @@ def roster(*instances: Instance | str, version: int = 1, slo: SloPolicy = DEFAUL
     )
 
 
-def snapshot(
-    of: Roster, *, stale: bool = False, **columns: Mapping[str, float]
-) -> Snapshot:
+def snapshot(of: Roster, *, stale: bool = False, **columns: Mapping[str, float]) -> Snapshot:
     """Return a snapshot; a column is given as {instance: value}, the rest is 0."""
     measured = {
         field.name: array(
