@@ -8,6 +8,7 @@ generation says so.
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import structlog
 
@@ -23,6 +24,9 @@ from controlplane.store import SnapshotState, Store, Tick
 from controlplane.wire_snapshot import roster_bytes, snapshot_bytes
 from servicekit.clock import Clock
 from servicekit.errors import RedisUnavailable
+
+_MOST_CHANGES = 50
+"""Steps taken in one tick; the rest wait for the next, so that snapshots keep coming."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +190,7 @@ class Publisher:
             held.listening_since_unix_seconds,
         )
         changed = False
-        for change in found:
+        for change in islice(found, _MOST_CHANGES):
             if not await self._store.change(change):
                 continue
             changed = True

@@ -93,7 +93,8 @@ class SnapshotStore(Protocol):
         """Make a snapshot the current one and announce it.
 
         Returns:
-            False where the lease is not ours any more; nothing is published.
+            False where another replica has the lease, or has published that sequence or a later
+            one; nothing is published.
         """
         ...
 

@@ -118,7 +118,10 @@ class MemoryStore:
 
     async def publish(self, replica_id: str, state: SnapshotState, snapshot: bytes) -> bool:
         """See `SnapshotStore`."""
-        if not self._holds(replica_id):
+        owner, until = self._lease
+        if (owner not in ("", replica_id) and until > self._clock.unix()) or (
+            self._state.sequence >= state.sequence
+        ):
             return False
         self._state = replace(state, published_unix_seconds=self._clock.unix())
         self._snapshot = snapshot

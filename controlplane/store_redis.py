@@ -5,6 +5,7 @@ single Redis (or a primary with replicas), not a Redis Cluster.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -93,6 +94,9 @@ class RedisMembers(RedisBase):
 class RedisSnapshots(RedisBase):
     """See `SnapshotStore`."""
 
+    _last_loads: Mapping[bytes, bytes] = MappingProxyType({})
+    _last_reports: Mapping[bytes, Report] = MappingProxyType({})
+
     async def tick(self, replica_id: str, lease_seconds: float) -> Tick:
         """See `SnapshotStore`."""
         answer = await self._run("tick", replica_id, round(lease_seconds * 1000))
@@ -100,7 +104,7 @@ class RedisSnapshots(RedisBase):
         if not answer[2]:
             return Tick(now, holder=False)
         state, generation, loads, seen = answer[3:]
-        reports = {instance_id: _READER.decode(json) for instance_id, json in _pairs(loads)}
+        reports = self._decoded_reports(dict(_pairs(loads)))
         sightings = {
             instance_id.decode(): Sighting(float(ms) / 1000, reports.get(instance_id))
             for instance_id, ms in _pairs(seen)
@@ -112,6 +116,18 @@ class RedisSnapshots(RedisBase):
             generation=int(generation),
             sightings=sightings,
         )
+
+    def _decoded_reports(self, loads: dict[bytes, bytes]) -> dict[bytes, Report]:
+        """Read the reports; those that have not changed since the last tick are not read again."""
+        before, known = self._last_loads, self._last_reports
+        reports = {
+            instance_id: known[instance_id]
+            if before.get(instance_id) == raw
+            else _READER.decode(raw)
+            for instance_id, raw in loads.items()
+        }
+        self._last_loads, self._last_reports = loads, reports
+        return reports
 
     async def publish(self, replica_id: str, state: SnapshotState, snapshot: bytes) -> bool:
         """See `SnapshotStore`."""

@@ -1,7 +1,13 @@
--- Makes a snapshot the current one and announces it, if the lease is ours.
+-- Makes a snapshot the current one and announces it, if the lease is ours. A lease that ran out while
+-- we were slow counts as ours still where nobody has published since.
 -- ARGV: prefix, replica id, snapshot, sequence, roster version, roster digest
 local prefix, me = ARGV[1], ARGV[2]
-if redis.call('GET', prefix .. 'snapshot:publisher') ~= me then
+local owner = redis.call('GET', prefix .. 'snapshot:publisher')
+if owner and owner ~= me then
+  return 0
+end
+local last = redis.call('HGET', prefix .. 'snapshot:state', 'sequence')
+if last and tonumber(last) >= tonumber(ARGV[4]) then
   return 0
 end
 local time = redis.call('TIME')
