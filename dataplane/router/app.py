@@ -166,7 +166,11 @@ class RouterApp:
             lambda policy, seconds: metrics.decision.labels(policy).observe(seconds),
         )
         self._stack.callback(fleet.stop)
-        metrics.watch(snapshot_age_seconds=lambda: feed.age_seconds, fleet=lambda: fleet.in_flight)
+        metrics.watch(
+            snapshot_age_seconds=lambda: feed.age_seconds,
+            in_flight=lambda: fleet.in_flight,
+            ledger=lambda: fleet.ledger_requests,
+        )
         feed.listen(fleet.arrived)
         return fleet
 

@@ -41,6 +41,11 @@ class Fleet:
         """Requests that have not ended."""
         return sum(len(driver.tickets) for driver in self._drivers.values())
 
+    @property
+    def ledger_requests(self) -> int:
+        """Requests and reservations that the ledgers charge somewhere."""
+        return sum(len(driver.pool.ledger) for driver in self._drivers.values())
+
     def addresses(self) -> set[str]:
         """Return the addresses of all agents there are."""
         return {i.address for d in self._drivers.values() for i in d.pool.roster.instances}

@@ -81,10 +81,20 @@ class RouterMetrics:
             "Requests that have not ended.",
             registry=registry,
         )
+        self._ledger = Gauge(
+            "steelyard_router_ledger_requests",
+            "Requests and reservations that the ledger charges somewhere.",
+            registry=registry,
+        )
 
     def watch(
-        self, *, snapshot_age_seconds: Callable[[], float], fleet: Callable[[], float]
+        self,
+        *,
+        snapshot_age_seconds: Callable[[], float],
+        in_flight: Callable[[], float],
+        ledger: Callable[[], float],
     ) -> None:
         """Read the gauges from these whenever they are scraped."""
         self._snapshot_age.set_function(snapshot_age_seconds)
-        self._in_flight.set_function(fleet)
+        self._in_flight.set_function(in_flight)
+        self._ledger.set_function(ledger)
