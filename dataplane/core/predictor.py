@@ -3,20 +3,36 @@
 Lengths are heavy-tailed, so a histogram over geometric buckets is kept rather than a mean: it
 gives the expected length and, while a request streams, the expected rest E[L - g | L > g], which
 never reaches 0. Keys go from the particular to the general (tenant and class and prompt size,
-class and prompt size, model); the most particular with enough evidence answers, shrunk towards
-the next general one.
+class and prompt size, model); the most particular answers, shrunk towards the next general one by
+a weight of eight outcomes.
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from math import exp, log, sqrt
+from statistics import NormalDist
 from typing import Protocol
-from zlib import crc32
 
 from dataplane.core.errors import InvalidSettingError
+from dataplane.core.lengths import BUCKET_EDGES, DecayingCounts, LengthHistogram, bucket_of
 
-BUCKET_EDGES: tuple[int, ...] = tuple(sorted({round(sqrt(2.0) ** i) for i in range(33)}))
+__all__ = [
+    "BUCKET_EDGES",
+    "HistogramPredictor",
+    "LengthEstimate",
+    "LengthPredictor",
+    "LengthQuery",
+    "keys",
+    "prompt_bucket",
+]
+_STANDARD_NORMAL = NormalDist()
 _PRIOR_WEIGHT = 8.0
+_MOST_KEYS = 4096
+_RENEW_SHARE = 0.05
+_RENEW_LEAST = 8
+_RENEW_MOST = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,34 +53,26 @@ class LengthEstimate:
 
     Attributes:
         mean_tokens: Expected output, between 1 and the request's max_tokens.
-        weights: Share of outcomes in each bucket of BUCKET_EDGES, or empty where nothing is known.
+        histogram: Of outcomes of its kind; empty where nothing is known.
         max_tokens: The request's own cap.
         factor: Injected error; multiplies every prediction.
     """
 
     mean_tokens: float
-    weights: tuple[float, ...]
+    histogram: LengthHistogram | tuple[()]
     max_tokens: int
     factor: float = 1.0
 
     def remaining_tokens(self, generated_tokens: int) -> float:
         """Return E[L - g | L > g], at least 1 while the stream lives, at most what max_tokens leaves."""
         left = max(1.0, float(self.max_tokens - generated_tokens))
-        if not self.weights:
+        if isinstance(self.histogram, tuple):
             return min(left, max(1.0, self.mean_tokens - generated_tokens))
-        mass = 0.0
-        rest = 0.0
-        lower = 0
-        for edge, weight in zip(BUCKET_EDGES, self.weights, strict=True):
-            length = min((lower + edge + 1) / 2.0 * self.factor, float(self.max_tokens))
-            if length > generated_tokens:
-                mass += weight
-                rest += weight * (length - generated_tokens)
-            lower = edge
-        if mass <= 0.0:
+        rest = self.histogram.rest(generated_tokens, self.max_tokens, self.factor)
+        if rest is None:
             # Longer than anything seen: half as long again, as a power law would have it.
-            return min(left, max(1.0, 0.5 * generated_tokens))
-        return min(left, max(1.0, rest / mass))
+            rest = 0.5 * generated_tokens
+        return min(left, max(1.0, rest))
 
 
 class LengthPredictor(Protocol):
@@ -81,17 +89,44 @@ def prompt_bucket(prompt_tokens: int) -> int:
 
 
 def keys(query: LengthQuery) -> tuple[str, str, str]:
-    """Return the keys of a request, most particular first: `model|tenant|class|prompt bucket`."""
+    """Return the keys of a request, most particular first: `model|tenant|class|prompt bucket`.
+
+    A `|` within a name is written `_`, as the control plane does.
+    """
     bucket = prompt_bucket(query.prompt_tokens)
+    model, tenant, slo_class = query.model, query.tenant, query.slo_class
+    if "|" in model or "|" in tenant or "|" in slo_class:
+        model, tenant, slo_class = (n.replace("|", "_") for n in (model, tenant, slo_class))
     return (
-        f"{query.model}|{query.tenant}|{query.slo_class}|{bucket}",
-        f"{query.model}||{query.slo_class}|{bucket}",
-        f"{query.model}|||",
+        f"{model}|{tenant}|{slo_class}|{bucket}",
+        f"{model}||{slo_class}|{bucket}",
+        f"{model}|||",
     )
+
+
+@dataclass(slots=True)
+class Blend:
+    """A key's histogram as it was computed last.
+
+    Attributes:
+        evidence: It rests on; with a twentieth more of its own it is computed anew.
+        renew_at: Outcomes of any kind after which it is computed anew.
+        shares: Shared tables seen by then.
+        count: Own outcomes since.
+    """
+
+    histogram: LengthHistogram
+    evidence: float
+    renew_at: int
+    shares: int
+    count: int = 0
 
 
 class HistogramPredictor:
     """Learns from outcomes; starts from what the control plane shares, or from a guess.
+
+    Own outcomes count until the second shared table after them, which holds them by then: for one
+    period they may count twice, and without a control plane they count for good.
 
     Args:
         default_tokens: Predicted where nothing was ever seen.
@@ -115,65 +150,97 @@ class HistogramPredictor:
         self._default_tokens = default_tokens
         self._decay = decay
         self._sigma = sqrt(log(1.0 + error * error))
-        self._shared: dict[str, list[float]] = {}
-        self._own: dict[str, list[float]] = {}
+        self._shared: Mapping[str, Sequence[float]] = {}
+        self._own: OrderedDict[str, DecayingCounts] = OrderedDict()
+        self._previous: OrderedDict[str, DecayingCounts] = OrderedDict()
+        self._blends: OrderedDict[str, Blend] = OrderedDict()
+        self._learned = 0
+        self._shares = 0
+
+    def __repr__(self) -> str:
+        return f"<HistogramPredictor {len(self._shared)} keys shared, {len(self._own)} own>"
 
     def predict(self, query: LengthQuery) -> LengthEstimate:
         """Return the estimate of the most particular key, shrunk towards the general ones."""
-        blended: list[float] | None = None
-        for key in reversed(keys(query)):
-            weights = self._weights(key)
-            if weights is not None:
-                blended = weights if blended is None else _shrink(weights, blended)
+        histogram = self._blended(keys(query))
         factor = self._factor(query.request_id)
-        if blended is None:
-            guess = min(self._default_tokens * factor, float(query.max_tokens))
-            return LengthEstimate(max(1.0, guess), (), query.max_tokens, factor)
-        estimate = LengthEstimate(0.0, tuple(blended), query.max_tokens, factor)
-        return LengthEstimate(
-            estimate.remaining_tokens(0), estimate.weights, query.max_tokens, factor
-        )
+        most = query.max_tokens
+        if histogram is None:
+            guess = min(self._default_tokens * factor, float(most))
+            return LengthEstimate(max(1.0, guess), (), most, factor)
+        mean = histogram.rest(0, most, factor) or 1.0
+        return LengthEstimate(min(max(1.0, mean), float(most)), histogram, most, factor)
 
     def learn(self, query: LengthQuery, completion_tokens: int) -> None:
         """Take in one finished request."""
-        bucket = _bucket(completion_tokens)
+        self._learned += 1
+        bucket = bucket_of(completion_tokens)
+        own = self._own
         for key in keys(query):
-            weights = self._own.setdefault(key, [0.0] * len(BUCKET_EDGES))
-            for i, weight in enumerate(weights):
-                weights[i] = weight * self._decay
-            weights[bucket] += 1.0
+            counts = own.get(key)
+            if counts is None:
+                counts = own[key] = DecayingCounts(self._decay)
+                if len(own) > _MOST_KEYS:
+                    own.popitem(last=False)
+            own.move_to_end(key)
+            counts.add(bucket)
+            blend = self._blends.get(key)
+            if blend is not None:
+                blend.count += 1
 
     def share(self, table: Mapping[str, Sequence[float]]) -> None:
-        """Take in what all routers learned; this router's own outcomes are in there as well.
+        """Take in what all routers learned; an empty table, or the same again, changes nothing."""
+        held = {key: row for key, row in table.items() if len(row) == len(BUCKET_EDGES)}
+        if not held or held == self._shared:
+            return
+        self._shared = held
+        self._shares += 1
+        self._previous, self._own = self._own, OrderedDict()
 
-        Its own recent evidence is halved, since the shared table counts it too, only later.
-        """
-        self._shared = {
-            key: list(weights)
-            for key, weights in table.items()
-            if len(weights) == len(BUCKET_EDGES)
-        }
-        for weights in self._own.values():
-            weights[:] = [weight * 0.5 for weight in weights]
+    def _blended(self, names: tuple[str, str, str]) -> LengthHistogram | None:
+        """Return the histogram for the keys, computed anew when enough has come in since."""
+        name = names[0]
+        blend = self._blends.get(name)
+        if (
+            blend is not None
+            and blend.shares == self._shares
+            and self._learned < blend.renew_at
+            and blend.count <= _RENEW_SHARE * blend.evidence
+        ):
+            return blend.histogram
+        weights: list[float] | None = None
+        for key in reversed(names):
+            own = self._weights(key)
+            if own is not None:
+                weights = own if weights is None else _shrink(own, weights)
+        if weights is None or sum(weights) <= 0.0:
+            return None
+        histogram = LengthHistogram(weights)
+        renew_at = self._learned + min(_RENEW_MOST, _RENEW_LEAST + self._learned // 16)
+        self._blends[name] = Blend(histogram, sum(weights), renew_at, self._shares)
+        if len(self._blends) > _MOST_KEYS:
+            self._blends.popitem(last=False)
+        return histogram
 
     def _weights(self, key: str) -> list[float] | None:
-        shared, own = self._shared.get(key), self._own.get(key)
-        if shared is None or own is None:
-            return shared or own
-        return [a + b for a, b in zip(shared, own, strict=True)]
+        """Return all evidence for one key."""
+        rows: list[Sequence[float]] = [
+            counts.weights()
+            for counts in (self._own.get(key), self._previous.get(key))
+            if counts is not None
+        ]
+        shared = self._shared.get(key)
+        if shared is not None:
+            rows.append(shared)
+        if not rows:
+            return None
+        return list(rows[0]) if len(rows) == 1 else [sum(row) for row in zip(*rows, strict=True)]
 
     def _factor(self, request_id: str) -> float:
         if self._sigma == 0.0:
             return 1.0
         z = _normal(request_id)
         return exp(self._sigma * z - self._sigma * self._sigma / 2.0)
-
-
-def _bucket(tokens: int) -> int:
-    for i, edge in enumerate(BUCKET_EDGES):
-        if tokens <= edge:
-            return i
-    return len(BUCKET_EDGES) - 1
 
 
 def _shrink(weights: list[float], general: list[float]) -> list[float]:
@@ -183,6 +250,6 @@ def _shrink(weights: list[float], general: list[float]) -> list[float]:
 
 
 def _normal(key: str) -> float:
-    """Return a standard normal number fixed by `key`: twelve uniforms, centred."""
-    total = sum(crc32(f"{i}:{key}".encode()) / 2**32 for i in range(12))
-    return total - 6.0
+    """Return a standard normal number fixed by `key`: a hash as a quantile."""
+    digest = int.from_bytes(blake2b(key.encode(), digest_size=8).digest())
+    return _STANDARD_NORMAL.inv_cdf((digest + 0.5) / 2.0**64)
