@@ -1,10 +1,28 @@
 """The tokenizer of emulated models that bring none: one token a byte."""
 
+import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|system|>")
 EOS_TOKEN_ID = SPECIAL_TOKENS.index("<|eos|>")
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 _PRINTABLE = "abcdefghijklmnopqrstuvwxyz"
+
+
+def byte_tokenizer_config() -> bytes:
+    """Return the tokenizer_config.json that goes with it: one special token names each speaker."""
+    return msgspec.json.encode(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "pad_token": SPECIAL_TOKENS[0],
+            "bos_token": SPECIAL_TOKENS[1],
+            "eos_token": SPECIAL_TOKENS[2],
+            "chat_template": _CHAT_TEMPLATE,
+        }
+    )
 
 
 def byte_tokenizer() -> Tokenizer:

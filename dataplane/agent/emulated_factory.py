@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tokenizers import Tokenizer
 
-from dataplane.agent.byte_tokenizer import byte_tokenizer
+from dataplane.agent.byte_tokenizer import byte_tokenizer, byte_tokenizer_config
 from dataplane.agent.engine_emulated import EmulatedOptions, EngineEmulated
 from dataplane.agent.settings import AgentSettings
 from dataplane.core.emulation.values import BatchingConfig
@@ -21,8 +21,16 @@ def emulated_engine(settings: AgentSettings, clock: Clock) -> EngineEmulated:
         SettingsInvalid: no such profile or constant, or a model longer than the KV cache.
     """
     path = settings.tokenizer_path
-    tokenizer = Tokenizer.from_file(str(path)) if path else byte_tokenizer()
-    return EngineEmulated(emulated_options(settings), clock, tokenizer)
+    if path is None:
+        tokenizer, config = byte_tokenizer(), byte_tokenizer_config()
+        return EngineEmulated(emulated_options(settings), clock, tokenizer, config)
+    beside = path.with_name("tokenizer_config.json")
+    return EngineEmulated(
+        emulated_options(settings),
+        clock,
+        Tokenizer.from_file(str(path)),
+        beside.read_bytes() if beside.is_file() else None,
+    )
 
 
 def emulated_options(settings: AgentSettings) -> EmulatedOptions:

@@ -258,6 +258,10 @@ class Engine(Prefiller, Decoder, Releaser, Measurable, Protocol):
         """Return the model's tokenizer.json; None where it has none."""
         ...
 
+    async def tokenizer_config(self) -> bytes | None:
+        """Return tokenizer_config.json, chat template included; None where the model has none."""
+        ...
+
     async def reset_prefix_cache(self) -> None:
         """Empty the prefix cache.
 

@@ -70,9 +70,16 @@ class EmulatedOptions:
 class EngineEmulated:
     """See the module; `start` before use."""
 
-    def __init__(self, options: EmulatedOptions, clock: Clock, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        options: EmulatedOptions,
+        clock: Clock,
+        tokenizer: Tokenizer,
+        tokenizer_config: bytes | None = None,
+    ) -> None:
         self._clock = clock
         self._tokenizer_json = tokenizer.to_str().encode()
+        self._tokenizer_config = tokenizer_config
         self._description = _describe(options, uuid.uuid4().hex[:16], self._tokenizer_json)
         time_scale = min(options.time_scale, MAX_TIME_SCALE)
         batching = options.batching
@@ -168,6 +175,10 @@ class EngineEmulated:
     async def tokenizer(self) -> bytes | None:
         """Return its tokenizer.json."""
         return self._tokenizer_json
+
+    async def tokenizer_config(self) -> bytes | None:
+        """Return the tokenizer_config.json that it was made with."""
+        return self._tokenizer_config
 
     async def reset_prefix_cache(self) -> None:
         """Do nothing: it has no prefix cache, so every prompt meets an empty one."""

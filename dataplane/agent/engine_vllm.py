@@ -203,6 +203,10 @@ class EngineVllm:
         """Return the model's tokenizer.json from its files on this host."""
         return self._files.tokenizer()
 
+    async def tokenizer_config(self) -> bytes | None:
+        """Return tokenizer_config.json with the model's chat template in it."""
+        return self._files.tokenizer_config()
+
     async def reset_prefix_cache(self) -> None:
         """Empty the prefix cache.
 

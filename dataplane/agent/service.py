@@ -128,11 +128,16 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def GetTokenizer(  # noqa: N802
         self, request: agent_pb2.GetTokenizerRequest, context: Any
     ) -> AsyncIterator[agent_pb2.GetTokenizerResponse]:
-        """Send the model's tokenizer.json in pieces."""
-        del request, context
-        data = await self._agent.engine.tokenizer()
+        """Send a file of the model's tokenizer in pieces."""
+        del context
+        engine, name = self._agent.engine, "tokenizer.json"
+        if request.file == agent_pb2.TOKENIZER_FILE_CONFIG:
+            name = "tokenizer_config.json"
+            data = await engine.tokenizer_config()
+        else:
+            data = await engine.tokenizer()
         if data is None:
-            raise NoTokenizer(f"{self._agent.identity.instance_id} has no tokenizer.json")
+            raise NoTokenizer(f"{self._agent.identity.instance_id} has no {name}")
         sha256 = hashlib.sha256(data).hexdigest()
         for start in range(0, len(data), _TOKENIZER_CHUNK_BYTES):
             yield agent_pb2.GetTokenizerResponse(

@@ -159,6 +159,18 @@ class ModelFiles:
         path = self.find("tokenizer.json")
         return path.read_bytes() if path else None
 
+    def tokenizer_config(self) -> bytes | None:
+        """Return tokenizer_config.json; a chat_template.jinja beside it is put in, as it wins."""
+        path = self.find("tokenizer_config.json")
+        if path is None:
+            return None
+        template = self.find("chat_template.jinja")
+        if template is None:
+            return path.read_bytes()
+        config: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        config["chat_template"] = template.read_text(encoding="utf-8")
+        return msgspec.json.encode(config)
+
     def config(self) -> dict[str, Any]:
         """Return config.json; empty where there is none."""
         path = self.find("config.json")

@@ -35,16 +35,25 @@ class Tokenizers:
             FailedPrecondition: The model has no tokenizer.
             Unavailable: It could not be fetched.
         """
+        tokenizer = await self.get(sha256, address)
+        if len(text) < _INLINE_CHARACTERS:
+            return list(tokenizer.encode(text).ids)
+        encoding = await asyncio.to_thread(tokenizer.encode, text)
+        return list(encoding.ids)
+
+    async def get(self, sha256: str, address: str) -> Tokenizer:
+        """Return a model's tokenizer, fetched at its first use.
+
+        Raises:
+            FailedPrecondition: The model has no tokenizer.
+            Unavailable: It could not be fetched.
+        """
         if not sha256:
             raise FailedPrecondition(
                 "the model's engines have no tokenizer: send token_ids instead of text",
                 reason="NO_TOKENIZER",
             )
-        tokenizer = self._loaded.get(sha256) or await self._load(sha256, address)
-        if len(text) < _INLINE_CHARACTERS:
-            return list(tokenizer.encode(text).ids)
-        encoding = await asyncio.to_thread(tokenizer.encode, text)
-        return list(encoding.ids)
+        return self._loaded.get(sha256) or await self._load(sha256, address)
 
     async def _load(self, sha256: str, address: str) -> Tokenizer:
         async with self._locks.setdefault(sha256, asyncio.Lock()):

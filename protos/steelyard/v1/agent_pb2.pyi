@@ -11,6 +11,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from steelyard.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -22,6 +23,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _TokenizerFile:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TokenizerFileEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenizerFile.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOKENIZER_FILE_UNSPECIFIED: _TokenizerFile.ValueType  # 0
+    """Not set: tokenizer.json."""
+    TOKENIZER_FILE_CONFIG: _TokenizerFile.ValueType  # 1
+    """tokenizer_config.json: special tokens and chat template, the one of chat_template.jinja where
+    the model has that file.
+    """
+
+class TokenizerFile(_TokenizerFile, metaclass=_TokenizerFileEnumTypeWrapper):
+    """Files that say how a model reads text."""
+
+TOKENIZER_FILE_UNSPECIFIED: TokenizerFile.ValueType  # 0
+"""Not set: tokenizer.json."""
+TOKENIZER_FILE_CONFIG: TokenizerFile.ValueType  # 1
+"""tokenizer_config.json: special tokens and chat template, the one of chat_template.jinja where
+the model has that file.
+"""
+Global___TokenizerFile: _TypeAlias = TokenizerFile  # noqa: Y015
 
 @_typing.final
 class PrefillRequest(_message.Message):
@@ -390,16 +415,21 @@ Global___GetEngineResponse: _TypeAlias = GetEngineResponse  # noqa: Y015
 
 @_typing.final
 class GetTokenizerRequest(_message.Message):
-    """Nothing to say."""
+    """Which file."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    FILE_FIELD_NUMBER: _builtins.int
+    file: Global___TokenizerFile.ValueType
+    """The file."""
     def __init__(
         self,
+        *,
+        file: Global___TokenizerFile.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -407,7 +437,7 @@ Global___GetTokenizerRequest: _TypeAlias = GetTokenizerRequest  # noqa: Y015
 
 @_typing.final
 class GetTokenizerResponse(_message.Message):
-    """A piece of tokenizer.json."""
+    """A piece of the file."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -122,7 +122,7 @@ class AgentServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetTokenizer(self, request, context):
-        """The model's tokenizer.json, in chunks; NOT_FOUND where the engine has none.
+        """A file of the model's tokenizer, in chunks; NOT_FOUND where the engine has none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,7 +37,7 @@ class AgentServiceStub:
     GetEngine: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetEngineRequest, _agent_pb2.GetEngineResponse]
     """What the engine is and how it is doing."""
     GetTokenizer: _aio.UnaryStreamMultiCallable[_agent_pb2.GetTokenizerRequest, _agent_pb2.GetTokenizerResponse]
-    """The model's tokenizer.json, in chunks; NOT_FOUND where the engine has none."""
+    """A file of the model's tokenizer, in chunks; NOT_FOUND where the engine has none."""
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_agent_pb2.ResetPrefixCacheRequest, _agent_pb2.ResetPrefixCacheResponse]
     """Empties the prefix cache; FAILED_PRECONDITION where the engine cannot."""
     Probe: _aio.UnaryUnaryMultiCallable[_agent_pb2.ProbeRequest, _agent_pb2.ProbeResponse]
@@ -100,7 +100,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.GetTokenizerRequest,
         context: _aio.ServicerContext[_agent_pb2.GetTokenizerRequest, _abc.AsyncIterator[_agent_pb2.GetTokenizerResponse]],
     ) -> _abc.AsyncIterator[_agent_pb2.GetTokenizerResponse]:
-        """The model's tokenizer.json, in chunks; NOT_FOUND where the engine has none."""
+        """A file of the model's tokenizer, in chunks; NOT_FOUND where the engine has none."""
 
     @_abc_1.abstractmethod
     def ResetPrefixCache(
