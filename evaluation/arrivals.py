@@ -122,6 +122,6 @@ def make_process(
     if kind is None:
         raise InvalidWorkloadError(f"no arrival process {process!r}; there are {[*kinds]}")
     try:
-        return ArrivalProcess(gap_cv=gap_cv, modulation=kind(**modulation))  # type: ignore[arg-type]
+        return ArrivalProcess(gap_cv=gap_cv, modulation=kind(**modulation))
     except TypeError as error:
         raise InvalidWorkloadError(f"arrivals of process {process!r}: {error}") from error

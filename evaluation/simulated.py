@@ -107,7 +107,7 @@ def profile_of(pool: PoolSpec) -> EngineProfile:
 
 
 def engines_of(pool: PoolSpec) -> dict[str, EngineSpec]:
-    """Return the pool's engines by id: p00, p01, … and d00, d01, …"""
+    """Return the pool's engines by id: p00, p01 and so on, d00 and so on."""
     profile = profile_of(pool)
     engines = {}
     for role, count in (("prefill", pool.prefill), ("decode", pool.decode)):

@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeVar
 
 from evaluation.errors import TraceFormatError
 
-
 Row = TypeVar("Row")
 
 
@@ -82,13 +81,16 @@ def read_trace(path: Path) -> list[TraceRow]:
         TraceFormatError: The format is not known, a row cannot be read, or nothing is left.
     """
     rows: list[TraceRow] = []
-    number = 1
+    read = 0
     try:
-        for number, row in enumerate(_rows(path), start=1):
+        for row in _rows(path):
+            read += 1
             if row.prompt_tokens > 0 and row.output_tokens > 0:
                 rows.append(row)
+    except TraceFormatError:
+        raise
     except (KeyError, ValueError) as error:
-        raise TraceFormatError(f"{path}, after row {number}: {error}") from error
+        raise TraceFormatError(f"{path}, row {read + 1}: {error!r}") from error
     if not rows:
         raise TraceFormatError(f"{path}: no request with a prompt and an output")
     rows.sort()

@@ -112,7 +112,9 @@ class Workload:
                 return
             yield arrival
 
-    def _family_rows(self, rate: float, streams: Sequence[np.random.Generator]) -> Iterator[Arrival]:
+    def _family_rows(
+        self, rate: float, streams: Sequence[np.random.Generator]
+    ) -> Iterator[Arrival]:
         times = self.process.times(rate, streams[0], streams[1])
         edges = np.cumsum([family.share for family in self.families])
         index = 0
@@ -148,9 +150,7 @@ class Workload:
                 )
                 index += 1
 
-    def _common(
-        self, streams: Sequence[np.random.Generator]
-    ) -> list[tuple[str, float, float]]:
+    def _common(self, streams: Sequence[np.random.Generator]) -> list[tuple[str, float, float]]:
         """Draw what does not depend on the kind: class, prediction error, when the client leaves."""
         tight = streams[5].random(CHUNK) < self.tight_share
         errors = streams[7].standard_normal(CHUNK)
@@ -174,11 +174,11 @@ class Workload:
         length = rows[-1].at_seconds + 1.0 / native
         index = 0
         while True:
-            for slo_class, error_z, leaves in self._common(streams):
+            for common in self._common(streams):
                 lap, place = divmod(start + index, len(rows))
                 row = rows[place]
                 at = (lap * length + row.at_seconds - begin) / speed
-                yield _from_trace(index, at, row, source, slo_class, error_z, leaves)
+                yield _from_trace(index, at, row, source, common)
                 index += 1
 
 
@@ -206,17 +206,12 @@ class _Sessions:
 
 
 def _from_trace(
-    index: int,
-    at: float,
-    row: TraceRow,
-    source: TraceSource,
-    slo_class: str,
-    error_z: float,
-    leaves: float,
+    number: int, at: float, row: TraceRow, source: TraceSource, common: tuple[str, float, float]
 ) -> Arrival:
+    slo_class, error_z, leaves = common
     prompt = min(max(1, round(row.prompt_tokens * source.prompt_scale)), source.max_prompt_tokens)
     return Arrival(
-        index,
+        number,
         at,
         prompt,
         min(row.output_tokens, source.max_output_tokens),

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dataplane.core.cluster import SloPolicy
-
 from dataplane.core.pool import Pool
 from dataplane.core.scheduler import Scheduler
 from dataplane.core.schedulers import make_scheduler

@@ -102,7 +102,7 @@ class SimulatedCluster:
 
     def _arrive(self, arrival: Arrival) -> None:
         self.live += 1
-        front_end = arrival.index % self._spec.routers
+        front_end = arrival.number % self._spec.routers
         self._routers[front_end % len(self._routers)].arrive(arrival, front_end)
         self._feed_next()
 
@@ -126,9 +126,7 @@ class SimulatedCluster:
 
     def _snapshot(self, measurements: Measurements) -> Snapshot:
         self._sequence += 1
-        return Snapshot(
-            sequence=self._sequence, roster=self._roster, measurements=measurements
-        )
+        return Snapshot(sequence=self._sequence, roster=self._roster, measurements=measurements)
 
     def _measure(self) -> list[Measurements]:
         """Return what each router may know: loads of all others, never the truth of its own."""

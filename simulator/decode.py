@@ -20,7 +20,6 @@ from simulator.kernel import Kernel, Priority
 from simulator.noise import BLOCK_STEPS, StepNoise
 from simulator.values import EngineSpec
 
-
 COARSE = 4
 
 

@@ -117,6 +117,8 @@ class Engine(Protocol):
         """Stop for good and return the jobs that were here."""
         ...
 
+    def __len__(self) -> int: ...
+
     @property
     def kv_used_tokens(self) -> int:
         """KV in use, in whole blocks."""

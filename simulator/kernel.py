@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from simulator.errors import PastEventError
 
-Callback: TypeAlias = Callable[[Any], None]
+Callback: TypeAlias = Callable[[Any], object]
 
 
 class Priority(IntEnum):

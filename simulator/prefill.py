@@ -37,7 +37,9 @@ class PrefillEngine:
         self._step_seconds = 0.0
 
     def __repr__(self) -> str:
-        return f"<PrefillEngine {self.instance_id}, {len(self._queue)} queued, {len(self._held)} held>"
+        return (
+            f"<PrefillEngine {self.instance_id}, {len(self._queue)} queued, {len(self._held)} held>"
+        )
 
     @property
     def kv_used_tokens(self) -> int:
@@ -123,7 +125,7 @@ class PrefillEngine:
         constants = self._constants
         budget = self._profile.max_batched_tokens
         attention = 0.0
-        computing = []
+        computing: list[Job] = []
         for job in self._queue:
             if budget <= 0 or len(computing) >= self._profile.max_num_seqs:
                 break

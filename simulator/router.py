@@ -145,9 +145,7 @@ class SimulatedRouter:
     # ---- the same, a wire later
 
     def _later(self, callback: Callable[..., None], argument: object) -> None:
-        self._kernel.at(
-            self._kernel.now + self._delay_seconds, Priority.WIRE, callback, argument
-        )
+        self._kernel.at(self._kernel.now + self._delay_seconds, Priority.WIRE, callback, argument)
 
     def _on_prefilled(self, job: Job) -> None:
         if not job.gone:

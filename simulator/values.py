@@ -12,7 +12,7 @@ class Arrival(NamedTuple):
     """One request as a client sends it, with what only the future knows.
 
     Attributes:
-        index: Counts arrivals; with the workload's name and seed it identifies the request.
+        number: Counts arrivals; with the workload's name and seed it identifies the request.
         at_seconds: When the client sends it.
         prompt_tokens: Prompt, > 0.
         output_tokens: What it will generate; no scheduler sees it.
@@ -25,7 +25,7 @@ class Arrival(NamedTuple):
         cancel_after_seconds: The client leaves this long after sending; infinity if it stays.
     """
 
-    index: int
+    number: int
     at_seconds: float
     prompt_tokens: int
     output_tokens: int
@@ -40,7 +40,7 @@ class Arrival(NamedTuple):
     @property
     def request_id(self) -> str:
         """The id that schedulers see."""
-        return f"r{self.index}"
+        return f"r{self.number}"
 
 
 class End(Enum):
@@ -210,7 +210,7 @@ class ClusterSpec:
 
 
 def pool_of(prefill: int, decode: int, profile: EngineProfile = REFERENCE) -> dict[str, EngineSpec]:
-    """Return the engines of a pool of equals: p00, p01, … and d00, d01, …"""
+    """Return the engines of a pool of equals: p00, p01 and so on, d00 and so on."""
     engines = {f"p{i:02d}": EngineSpec(role="prefill", profile=profile) for i in range(prefill)}
     engines |= {f"d{i:02d}": EngineSpec(role="decode", profile=profile) for i in range(decode)}
     return engines

@@ -1,0 +1,193 @@
+"""Runs experiments: the function behind `steelyard evaluate`."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import cyclopts
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dataplane.core.schedulers import SCHEDULERS
+from evaluation.backend import Backend
+from evaluation.errors import EvaluationError, UnknownBackendError
+from evaluation.experiments.base import Context, parse_variant
+from evaluation.experiments.registry import find_experiment
+from evaluation.report import write_report
+from evaluation.rows import Row
+from evaluation.runner import ResultFile, run_cells
+from evaluation.saturation import Saturation
+from evaluation.simulated import SimulatedBackend
+from evaluation.tables import print_rows
+
+REPORTING_SEEDS_FROM = 31
+PLAIN_WIDTH = 150
+BACKENDS: dict[str, Callable[[], Backend]] = {"sim": SimulatedBackend}
+
+
+def make_backend(name: str) -> Backend:
+    """Construct a backend by name.
+
+    Raises:
+        UnknownBackendError: There is none of that name.
+    """
+    backend = BACKENDS.get(name)
+    if backend is None:
+        raise UnknownBackendError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
+    return backend()
+
+
+def run(
+    experiment: str,
+    *,
+    policies: Sequence[str] = (),
+    seeds: Sequence[int] = tuple(range(REPORTING_SEEDS_FROM, REPORTING_SEEDS_FROM + 4)),
+    backend: str = "sim",
+    jobs: int = 1,
+    seconds: float = 90.0,
+    quick: bool = False,
+    results: Path | None = None,
+    cache: Path | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Row]:
+    """Run an experiment and return its rows.
+
+    Args:
+        experiment: Its name.
+        policies: `name` or `name:setting=value`; all that there are by default.
+        seeds: Of every cell.
+        backend: "sim", or another registered one.
+        jobs: Processes.
+        seconds: Of arrivals a cell.
+        quick: A part of the cells.
+        results: JSONL of finished seeds; what is in there is not run again.
+        cache: JSON file of saturation rates.
+        progress: Called with (done, total).
+        tell: Told what takes long besides.
+
+    Raises:
+        EvaluationError: Something named is not there.
+    """
+    make_cells = find_experiment(experiment)
+    context = Context(
+        variants=[parse_variant(text) for text in policies or SCHEDULERS],
+        saturation=Saturation(cache, tell=tell),
+        seconds=seconds,
+        quick=quick,
+    )
+    return run_cells(
+        make_cells(context),
+        seeds,
+        make_backend(backend),
+        jobs=jobs,
+        results=ResultFile(results),
+        progress=progress,
+    )
+
+
+def evaluate(
+    experiment: str,
+    *,
+    backend: str = "sim",
+    policies: Annotated[str, cyclopts.Parameter(help="Comma-separated.")] = "",
+    seeds: int = 4,
+    first_seed: int = REPORTING_SEEDS_FROM,
+    jobs: int = 1,
+    seconds: float = 90.0,
+    quick: bool = False,
+    json: Path | None = None,
+    resume: Path | None = None,
+    report: Path | None = None,
+    cache: Path = Path(".steelyard/saturation.json"),
+    bar: bool = True,
+) -> int:
+    """Run an experiment on simulated or real processes, compare policies, write a report.
+
+    Parameters
+    ----------
+    experiment
+        table2, calibration, heterogeneity, width, frontier, load, burst-train, ablation, noise,
+        grid, scarcity, fairness, routers, staleness or robustness.
+    backend
+        sim: virtual time. emulated: real processes over gRPC.
+    policies
+        Names, comma-separated, each with settings as name:setting=value; all by default.
+    seeds
+        How many, from first_seed on. Seeds below 31 are for tuning.
+    first_seed
+        See seeds.
+    jobs
+        Processes.
+    seconds
+        Seconds of arrivals in a cell.
+    quick
+        A part of the cells.
+    json
+        Rows go here, one JSON object a line.
+    resume
+        Finished seeds are kept here and not run again; by default beside the rows.
+    report
+        A folder for report.html, report.md and the plots.
+    cache
+        Saturation rates that were searched for.
+    bar
+        Show a progress bar.
+    """
+    console = Console(stderr=True)
+    kept = resume or (json.with_suffix(".seeds.jsonl") if json else None)
+    shown = _progress_bar(console) if bar else nullcontext()
+    try:
+        with shown as live:
+            task = live.add_task(experiment, total=None) if live else None
+
+            def advance(done: int, total: int) -> None:
+                if live is not None and task is not None:
+                    live.update(task, completed=done, total=total)
+
+            rows = run(
+                experiment,
+                policies=[text for text in policies.split(",") if text],
+                seeds=range(first_seed, first_seed + seeds),
+                backend=backend,
+                jobs=jobs,
+                seconds=seconds,
+                quick=quick,
+                results=kept,
+                cache=cache,
+                progress=advance,
+                tell=console.log,
+            )
+    except EvaluationError as error:
+        console.print(f"[red]error:[/red] {error}")
+        return 2
+    print_rows(rows, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
+    if json is not None:
+        write_rows(rows, json)
+    if report is not None:
+        write_report(experiment, rows, report)
+    return 0
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> None:
+    """Write rows, one JSON object a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [msgspec.json.encode(row, order="deterministic") for row in rows]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+
+
+def _progress_bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+app = cyclopts.App(name="evaluate", help="Run experiments.")
+app.default(evaluate)

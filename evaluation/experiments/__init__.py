@@ -1,0 +1,1 @@
+"""Experiments: each lists the cells of one table or figure."""

@@ -1,0 +1,108 @@
+"""Runs the seeds of cells over processes, and carries on where an earlier run stopped."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from evaluation.backend import Backend
+from evaluation.cells import Cell, SeedResult
+from evaluation.rows import Row, make_row
+
+Task: TypeAlias = tuple[Cell, int]
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """One line of a result file: one seed of one cell."""
+
+    key: str
+    cell: Cell
+    result: SeedResult
+
+
+class ResultFile:
+    """Finished seeds in a JSONL file, written as they finish.
+
+    A line that was cut off by a crash is dropped; its seed runs again.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._encoder = msgspec.json.Encoder(order="deterministic")
+        self.finished: dict[tuple[str, int], SeedResult] = {}
+        if path is not None and path.is_file():
+            self._load(path)
+
+    def _load(self, path: Path) -> None:
+        decoder = msgspec.json.Decoder(Finished)
+        for line in path.read_bytes().splitlines():
+            try:
+                entry = decoder.decode(line)
+            except msgspec.DecodeError:
+                continue
+            self.finished[(entry.key, entry.result.seed)] = entry.result
+
+    def add(self, cell: Cell, result: SeedResult) -> None:
+        """Keep a result, on disk first."""
+        key = cell.key()
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(self._encoder.encode(Finished(key, cell, result)) + b"\n")
+        self.finished[(key, result.seed)] = result
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    backend: Backend,
+    *,
+    jobs: int = 1,
+    results: ResultFile | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> list[Row]:
+    """Run what is not finished yet and return a row a cell, in their order.
+
+    Args:
+        cells: What to run.
+        seeds: The same for all, so that rows compare in pairs.
+        backend: Runs a seed; pickled into the processes.
+        jobs: Processes; 1 runs in this one.
+        results: Takes results as they come and holds earlier ones.
+        progress: Called with (done, total) after each seed.
+    """
+    results = results or ResultFile(None)
+    tasks = [
+        (cell, seed)
+        for cell in cells
+        for seed in seeds
+        if (cell.key(), seed) not in results.finished
+    ]
+    total = len(cells) * len(seeds)
+    done = total - len(tasks)
+    progress(done, total)
+    for cell, result in _run(tasks, backend, jobs):
+        results.add(cell, result)
+        done += 1
+        progress(done, total)
+    by_key: dict[str, list[SeedResult]] = defaultdict(list)
+    for (key, seed), result in results.finished.items():
+        if seed in seeds:
+            by_key[key].append(result)
+    return [make_row(cell, by_key[cell.key()]) for cell in cells]
+
+
+def _run(tasks: Sequence[Task], backend: Backend, jobs: int) -> Iterator[tuple[Cell, SeedResult]]:
+    """Yield results in the order in which they are ready."""
+    if jobs <= 1:
+        for cell, seed in tasks:
+            yield cell, backend.run(cell, seed)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(backend.run, cell, seed): cell for cell, seed in tasks}
+        for future in as_completed(futures):
+            yield futures.pop(future), future.result()
