@@ -16,6 +16,7 @@ from dataplane.core.pool import Pool
 from dataplane.core.predictor import HistogramPredictor
 from dataplane.core.scheduler import Scheduler
 from dataplane.core.schedulers import make_scheduler
+from dataplane.gateway.app import Gateway
 from dataplane.router.accounts import Accounts
 from dataplane.router.agents import AgentChannels
 from dataplane.router.desk import Desk
@@ -52,6 +53,7 @@ class Router:
     front: Front
     board: InflightBoard
     journal: Journal
+    gateway: Gateway | None
 
 
 class RouterApp:
@@ -101,7 +103,8 @@ class RouterApp:
             router_id=self._router_id,
             coalesce_seconds=settings.coalesce_seconds,
         )
-        intake = Intake(fleet, Tokenizers(agents), clock=clock, default_policy=settings.policy)
+        tokenizers = Tokenizers(agents)
+        intake = Intake(fleet, tokenizers, clock=clock, default_policy=settings.policy)
         accounts = Accounts(
             router_id=self._router_id,
             journal=journal,
@@ -132,8 +135,9 @@ class RouterApp:
         self._stack.push_async_callback(legs.settle)
         await server.start()
         self._stack.push_async_callback(server.stop)
+        gateway = await self._gateway(front, fleet, tokenizers, agents)
         self._log.info("router_started", router_id=self._router_id, address=server.address)
-        return Router(server, fleet, front, board, journal)
+        return Router(server, fleet, front, board, journal, gateway)
 
     async def __aexit__(self, *_: object) -> None:
         """Stop serving, end what runs, close what is open."""
@@ -194,6 +198,27 @@ class RouterApp:
             registry=self._registry,
             clock=self._clock,
         )
+
+    async def _gateway(
+        self, front: Front, fleet: Fleet, tokenizers: Tokenizers, agents: AgentChannels
+    ) -> Gateway | None:
+        """Start the HTTP front, where one is wanted; it stops before everything else."""
+        settings = self._settings
+        if not settings.gateway_listen:
+            return None
+        gateway = Gateway(
+            settings,
+            front=front,
+            fleet=fleet,
+            tokenizers=tokenizers,
+            agents=agents,
+            registry=self._registry,
+            clock=self._clock,
+            grace_seconds=settings.drain_grace_seconds,
+        )
+        await gateway.start()
+        self._stack.push_async_callback(gateway.stop)
+        return gateway
 
     def _background(self, name: str, work: Coroutine[None, None, None]) -> None:
         """Run something until the router stops."""

@@ -6,10 +6,11 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from dataplane.gateway.settings import GatewayFields
 from servicekit.settings import ServiceSettings
 
 
-class RouterSettings(ServiceSettings):
+class RouterSettings(ServiceSettings, GatewayFields):
     """What a router can be told."""
 
     model_config = SettingsConfigDict(
