@@ -21,6 +21,7 @@ from enginemodel.model import EngineConstants, decode_step_seconds, handoff_seco
 STEADY_STEPS = 32
 """Steps of a decode probe in which its whole batch runs."""
 _SHORTEST_TOKENS = 8
+_SHORTEST_HANDOFF_TOKENS = 16
 _FILL = 0.9
 """Share of the KV cache that probes use at most."""
 _RIDGE = 1e-3
@@ -167,6 +168,13 @@ def decode_rows(constants: EngineConstants, batches: Sequence[tuple[float, float
     return _shares(parameters, rows / f[:, None])
 
 
+def handoff_grid(limits: Limits, factor: float) -> list[int]:
+    """Return prompt lengths to hand over, tokens."""
+    longest = min(limits.max_model_tokens - 4, int(limits.kv_total_tokens * _FILL) - 4)
+    first = min(_SHORTEST_HANDOFF_TOKENS, longest)
+    return geometric(first, longest, factor)
+
+
 def handoff_cost_seconds(
     constants: EngineConstants, prompt_tokens: int, kv_bytes_per_token: int, limits: Limits
 ) -> float:
@@ -175,6 +183,17 @@ def handoff_cost_seconds(
     moved = handoff_seconds(constants, prompt_tokens, kv_bytes_per_token)
     step = decode_step_seconds(constants, 1, prompt_tokens)
     return float(prefill_times(constants, [alone])[0]) + moved + 2 * step
+
+
+def handoff_rows(
+    constants: EngineConstants, prompt_tokens: Sequence[int], kv_bytes_per_token: int
+) -> Array:
+    """Return the share that h0 and the transfer make of each pull's time, shape (n, 2)."""
+    parameters = np.array([constants.h0_seconds, 1 / constants.handoff_bytes_per_second])
+    rows = np.array([[1.0, float(tokens * kv_bytes_per_token)] for tokens in prompt_tokens])
+    steps = np.array([decode_step_seconds(constants, 1, tokens) for tokens in prompt_tokens])
+    f = np.maximum(rows @ parameters + steps, 1e-12)
+    return _shares(parameters, rows / f[:, None])
 
 
 def choose(measured: Array, candidates: Array, costs: Sequence[float], count: int) -> list[int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy import optimize
 
 from calibrator.models import FixedKnee, FreeFloor, Linear, step_arrays
@@ -21,6 +22,8 @@ from calibrator.robust import Array, RobustFit, fit
 _OPTIMIZE: Any = optimize
 UNKNOWN = -1.0
 """Standard error of a value that was not measured."""
+_SEARCH_POINTS = 250
+"""As many are enough to find roughly where the knee is."""
 _SHORTEST_NEEDED_TOKENS = 64
 """Without a prompt this short nothing is known about the floor p0."""
 
@@ -92,19 +95,22 @@ def _fit_floor(
     tokens: Array, attention: Array, seconds: Sequence[float], groups: Sequence[int]
 ) -> RobustFit:
     """Return the better of the fits with and without a floor; parameters p1, p2, p3, p0."""
+    times = np.asarray(seconds, dtype=float)
 
-    def fixed(knee: float) -> RobustFit:
-        model = FixedKnee(tokens, attention, knee)
+    def fixed(knee: float, chosen: npt.NDArray[np.int64]) -> RobustFit:
+        model = FixedKnee(tokens[chosen], attention[chosen], knee)
         _, rows = model.predict(np.ones(3))
-        return fit(model, seconds, groups, _start(rows, np.asarray(seconds)))
+        _, members = np.unique(np.asarray(groups)[chosen], return_inverse=True)
+        return fit(model, list(times[chosen]), list(members), _start(rows, times[chosen]))
 
     real = tokens[tokens > 0]
-    without = fixed(0.0)
+    without = fixed(0.0, np.arange(len(times)))
     if len(seconds) <= 5 or real.min() == real.max():
         return _no_floor(without)
     grid = np.geomspace(max(real.min(), 1.0) * 1.2, real.max() * 0.8, 14)
+    few = np.arange(0, len(seconds), max(len(seconds) // _SEARCH_POINTS, 1))
     start, knee = min(
-        ((fixed(float(k)), float(k)) for k in grid), key=lambda trial: _loss(trial[0])
+        ((fixed(float(k), few), float(k)) for k in grid), key=lambda trial: _loss(trial[0])
     )
     p1, p2, p3 = _positive(start.parameters, without.parameters)
     free = fit(FreeFloor(tokens, attention), seconds, groups, [p1, p2, p3, p1 + p2 * knee])

@@ -61,6 +61,47 @@ class HandoffObservation:
     held_out: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class StepSeen:
+    """One decode step as a probe reports it.
+
+    Attributes:
+        seconds: Its length.
+        sequences: Sequences that got a token in it.
+        kv_tokens: KV tokens they held.
+        unsteady: A sequence joined or left in it.
+    """
+
+    seconds: float
+    sequences: int
+    kv_tokens: int
+    unsteady: bool
+
+
+def steady_middle(
+    instance_id: str, steps: Sequence[StepSeen], sequences: int, *, held_out: bool
+) -> DecodeObservation | None:
+    """Return the typical step of a probe: its whole batch runs, nobody joins or leaves.
+
+    The first steps of the full batch are left out too: engines compile or allocate in them.
+
+    Returns:
+        None where fewer than four steps are left.
+    """
+    steady = [s for s in steps if s.sequences == sequences and not s.unsteady and s.seconds > 0]
+    steady = steady[2:] if len(steady) > 8 else steady
+    if len(steady) < 4:
+        return None
+    return DecodeObservation(
+        instance_id=instance_id,
+        sequences=float(sequences),
+        kv_tokens=float(np.mean([step.kv_tokens for step in steady])),
+        seconds=middle_mean([step.seconds for step in steady]),
+        steps=len(steady),
+        held_out=held_out,
+    )
+
+
 def chunks_of(prompt_tokens: int, chunk_tokens: int) -> tuple[StepShape, ...]:
     """Return the steps in which an engine prefills one prompt alone.
 
