@@ -20,7 +20,9 @@ def open_channel(
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
             ("grpc.initial_reconnect_backoff_ms", 50),
-            ("grpc.min_reconnect_backoff_ms", 50),
+            # Also the time that an attempt to connect is given: a busy host needs more than the
+            # backoff itself.
+            ("grpc.min_reconnect_backoff_ms", 2_000),
             ("grpc.max_reconnect_backoff_ms", 1_000),
             ("grpc.keepalive_time_ms", 10_000),
             ("grpc.keepalive_timeout_ms", 5_000),
