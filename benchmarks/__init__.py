@@ -1,0 +1,1 @@
+"""Measurements with their aims, in one run: `python -m benchmarks.run`."""
