@@ -75,6 +75,18 @@ class Side:
             self._view.own.decode_kv_tokens, self._view.measured.other_decode_kv_tokens
         )
 
+    def kv_used_tokens(self) -> Column:
+        """Return KV tokens in use as last measured, by whomever; up to a report old."""
+        return self.take(self._view.measured.kv_used_tokens)
+
+    def cached_tokens(self, request: Request) -> Column:
+        """Return how many of a request's prompt tokens each candidate has cached."""
+        if not self._view.tracks_prefixes:
+            return self.once("nothing_cached", lambda: [0.0] * len(self.slots))
+        return self.fixed_column(
+            [float(self._view.cached_prefix_tokens(request, i)) for i in self.instances]
+        )
+
     def decode_remaining_tokens(self) -> Column:
         """Return tokens still to be generated: estimated for own, typical for others'."""
         typical = self._view.typical_remaining_tokens
@@ -91,12 +103,20 @@ class Side:
 
         It is computed once under its `name` and kept for as long as the roster stays.
         """
+        return self.once(
+            name, lambda: [value(i, c) for i, c in zip(self.instances, self.constants, strict=True)]
+        )
+
+    def once(self, name: str, values: Callable[[], list[float]]) -> Column:
+        """Return values of all candidates that stay as long as the roster, computed once."""
         column = self._fixed.get(name)
         if column is None:
-            column = self._fixed[name] = self.fixed_column(
-                [value(i, c) for i, c in zip(self.instances, self.constants, strict=True)]
-            )
+            column = self._fixed[name] = self.fixed_column(values())
         return column
+
+    def position(self) -> Column:
+        """Return each candidate's place in the order of ids, from 0."""
+        return self.once("position", lambda: [float(i) for i in range(len(self.slots))])
 
     def fixed_column(self, values: list[float]) -> Column:
         """Return values given candidate by candidate as a column of this side's kind."""
@@ -134,6 +154,8 @@ class Side:
 
 class ClusterView:
     """One pool at one moment; sides are cached until the roster changes."""
+
+    tracks_prefixes = False
 
     def __init__(
         self,

@@ -116,7 +116,7 @@ class TwoSided:
 
     def choose_prefill(self, request: Request, cluster: ClusterView) -> Instance | None:
         """Return the cheapest prefill instance; None where a pool has only MIXED ones."""
-        if not cluster.has_prefill and cluster.roster.instances:
+        if not cluster.has_prefill and cluster.side("mixed").slots:
             return None
         side = cluster.prefill_side(request)
         costs = total(self.prefill_rule.price(request, side), side)

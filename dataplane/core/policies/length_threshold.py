@@ -14,6 +14,8 @@ from dataplane.core.policies.least_loaded import FewestPrefills
 from dataplane.core.request import Request
 from dataplane.core.view import Side
 
+_WALL = 1e9
+
 
 @dataclass(frozen=True, slots=True)
 class FewestOfPart:
@@ -25,12 +27,13 @@ class FewestOfPart:
     def price(self, request: Request, side: Side) -> Terms:
         """Return queue and wall."""
         count = len(side)
-        long_count = min(max(1, round(count * self.long_share)), count - 1)
+        long_from = count - min(max(1, round(count * self.long_share)), count - 1)
         is_long = request.predicted_tokens > self.threshold_tokens
-        wall = [0.0 if (i >= count - long_count) == is_long else 1e9 for i in range(count)]
-        if count == 1:
-            wall = [0.0]
-        return {"queue": side.decode_requests(), "other_part": side.fixed_column(wall)}
+        wall = side.map(
+            lambda place: _WALL * ((place >= long_from) != is_long) * (count > 1),
+            side.position(),
+        )
+        return {"queue": side.decode_requests(), "other_part": wall}
 
 
 def length_threshold(*, threshold_tokens: float = 256.0, long_share: float = 0.5) -> TwoSided:

@@ -83,13 +83,15 @@ class PrefillCost:
         sigma = request.urgency if weights.use_slo else 1.0
         factor = weights.prefill_cost_factor
         tau = side.fixed("tau_pre", lambda _, constants: prefill_seconds_per_token(constants))
-        own = weights.own_work * request.prompt_tokens * sigma * factor
+        prompt, own = request.prompt_tokens, weights.own_work * sigma * factor
         backlog = weights.backlog * sigma * factor
         return {
             "backlog": side.map(
                 lambda tokens, tau: backlog * tokens * tau, side.prefill_tokens(), tau
             ),
-            "own_work": side.map(lambda tau: own * tau, tau),
+            "own_work": side.map(
+                lambda tau, cached: own * (prompt - cached) * tau, tau, side.cached_tokens(request)
+            ),
             "queue": side.map(
                 lambda requests: weights.queue_seconds * requests, side.prefill_requests()
             ),

@@ -12,6 +12,8 @@ from dataplane.core.policies.base import Terms, TwoSided
 from dataplane.core.request import Request
 from dataplane.core.view import Column, Side
 
+_WALL = 1e9
+
 
 @dataclass(frozen=True, slots=True)
 class LesserOfTwo:
@@ -23,13 +25,11 @@ class LesserOfTwo:
     def price(self, request: Request, side: Side) -> Terms:
         """Return queue and wall."""
         key = crc32(f"{self.salt}:{request.request_id}".encode())
-        ranked = sorted(
-            range(len(side)),
-            key=lambda i: crc32(side.instances[i].instance_id.encode(), key),
-        )
-        picked = set(ranked[:2])
-        wall = [0.0 if i in picked else 1e9 for i in range(len(side))]
-        return {"queue": self.load(side), "not_picked": side.fixed_column(wall)}
+        count = len(side)
+        first = key % count
+        second = (first + 1 + (key >> 16) % (count - 1)) % count if count > 1 else first
+        wall = side.map(lambda place: _WALL * (place != first) * (place != second), side.position())
+        return {"queue": self.load(side), "not_picked": wall}
 
 
 def power_of_two(*, seed: int = 0) -> TwoSided:

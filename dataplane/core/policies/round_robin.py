@@ -13,10 +13,8 @@ class InTurn:
 
     def price(self, request: Request, side: Side) -> Terms:  # noqa: ARG002
         """Return the distance as the only term."""
-        count = len(side)
-        return {
-            "distance": side.fixed_column([float((i - self.turn) % count) for i in range(count)])
-        }
+        turn, count = self.turn, len(side)
+        return {"distance": side.map(lambda place: (place - turn) % count, side.position())}
 
 
 class RoundRobin:
