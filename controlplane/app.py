@@ -28,6 +28,7 @@ from servicekit.metrics import new_registry
 from servicekit.redis_client import connect
 from servicekit.server import RpcServer, ServiceBinding
 from servicekit.signals import stop_on_signals
+from servicekit.tasks import end_tasks
 
 
 class ControlPlane:
@@ -116,9 +117,7 @@ class ControlPlane:
                 await sink.flush()
             except RedisUnavailable as error:
                 self._log.warning("not_written_at_stop", reason=error.message)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         await self._store.close()
 
     def _end_on_crash(self, task: asyncio.Task[None]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from servicekit.clock import ManualClock, SystemClock
 from servicekit.deadline import Deadline
 from servicekit.errors import DeadlineExceeded
+from servicekit.tasks import end_tasks
 
 
 class Context:
@@ -89,3 +90,25 @@ def test_sooner_takes_the_earlier():
     assert deadline.sooner(1.0).remaining_seconds() == pytest.approx(1.0)
     assert deadline.sooner(5.0).remaining_seconds() == pytest.approx(2.0)
     assert deadline.sooner(None) == deadline
+
+
+@pytest.mark.asyncio
+async def test_tasks_end_even_if_one_cancellation_is_swallowed():
+    """A task that survives a cancellation is cancelled again until it is done."""
+    swallowed = []
+
+    async def stubborn() -> None:
+        for _ in range(2):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                swallowed.append(1)
+                if len(swallowed) > 1:
+                    raise
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    await end_tasks([task])
+
+    assert task.cancelled()
+    assert len(swallowed) == 2
