@@ -205,10 +205,9 @@ class Agent:
         if generation is not None:
             await generation.close()
             found = True
-        held = self._held.remove(request_id)
+        held = self._held.of_request(request_id)
         if held is not None:
-            self._free_held(held)
-            await self.engine.release(held.engine_params, ())
+            await self._let_go(held, ())
             found = True
         return found
 
@@ -334,6 +333,13 @@ class Agent:
             gone += self._held.trim(measure.kv_used_tokens, seen_seconds=seen_seconds)
         for held in gone:
             self._free_held(held)
+
+    async def _let_go(self, held: HeldHandoff, prompt: Sequence[int]) -> bool:
+        """Free what this engine holds; it stays in the books where only its lease frees it."""
+        released = await self.engine.release(held.engine_params, prompt)
+        if released and self._held.remove(held.request_id) is not None:
+            self._free_held(held)
+        return released
 
     def _free_held(self, held: HeldHandoff) -> None:
         charge = self._held_charges.pop(held.request_id, None)

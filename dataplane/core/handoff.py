@@ -196,6 +196,10 @@ class HeldTable:
         """Take out one that was pulled or released; None where it is not held (any more)."""
         return self._held.pop(request_id, None)
 
+    def of_request(self, request_id: str) -> HeldHandoff | None:
+        """Return the entry of a request."""
+        return self._held.get(request_id)
+
     def find(self, handoff_id: str) -> HeldHandoff | None:
         """Return the entry of a hand-off, by its own id."""
         for held in self._held.values():
