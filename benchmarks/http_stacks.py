@@ -13,7 +13,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import httptools
+import uvicorn
+import uvloop
+from aiohttp import web
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 EVENTS = 64
 TICK_SECONDS = 0.01
@@ -43,9 +53,8 @@ class Ticker:
         await waiter
 
 
-async def serve_httptools(bound: socket.socket, ticker: Ticker) -> None:
+async def serve_httptools(bound: socket.socket, ticker: Ticker) -> None:  # noqa: C901
     """httptools on an asyncio protocol, nothing else."""
-    import httptools
 
     class Connection(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:
@@ -94,8 +103,6 @@ async def serve_httptools(bound: socket.socket, ticker: Ticker) -> None:
 
 async def serve_uvicorn(bound: socket.socket, app: Any) -> None:
     """Any ASGI application under uvicorn."""
-    import uvicorn
-
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", http="httptools"
     )
@@ -123,11 +130,6 @@ def asgi_app(ticker: Ticker) -> Any:
 
 
 def starlette_app(ticker: Ticker) -> Any:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response, StreamingResponse
-    from starlette.routing import Route
-
     async def unary(request: Request) -> Response:
         await request.body()
         return Response(ANSWER, media_type="application/json")
@@ -149,7 +151,6 @@ def starlette_app(ticker: Ticker) -> Any:
 
 async def serve_aiohttp(bound: socket.socket, ticker: Ticker) -> None:
     """aiohttp.web."""
-    from aiohttp import web
 
     async def unary(request: web.Request) -> web.Response:
         await request.read()
@@ -192,8 +193,6 @@ def serve(name: str, loop: str, descriptor: int) -> None:
         del task
 
     if loop == "uvloop":
-        import uvloop
-
         uvloop.run(run())
     else:
         asyncio.run(run())
@@ -214,8 +213,7 @@ async def _requests(port: int, path: str, count: int) -> None:
 
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process, user and system."""
-    with open(f"/proc/{pid}/stat") as stat:
-        fields = stat.read().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -224,7 +222,7 @@ async def measure(name: str, loop: str) -> tuple[float, float]:
     bound = socket.create_server(("127.0.0.1", 0), backlog=1024)
     port = bound.getsockname()[1]
     command = [sys.executable, "-m", "benchmarks.http_stacks", name, loop, str(bound.fileno())]
-    process = subprocess.Popen(command, pass_fds=[bound.fileno()])
+    process = subprocess.Popen(command, pass_fds=[bound.fileno()])  # noqa: ASYNC220
     try:
         await _requests(port, "/", 200)
         before = cpu_seconds(process.pid)

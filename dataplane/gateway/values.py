@@ -1,9 +1,7 @@
 """What passes between the HTTP connection and what answers it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-
-_NO_PATH = b""
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +33,9 @@ class HttpRequest:
 
     method: bytes
     path: bytes
-    headers: Mapping[bytes, bytes]
-    body: bytes
+    # Keys and prompts stay out of logs and tracebacks.
+    headers: Mapping[bytes, bytes] = field(repr=False)
+    body: bytes = field(repr=False)
     arrived_at: float
     http_1_0: bool = False
 
