@@ -141,14 +141,14 @@ class Agent:
         Raises:
             WrongRole: the engine only decodes.
             EpochChanged: the engine has restarted since the router looked.
-            DuplicateRequest: the id is being prefilled or held here.
+            DuplicateRequest: the id is being prefilled here.
             RequestAborted: `abort` was called meanwhile.
         """
         if not self.identity.role.prefills:
             raise WrongRole(f"{self.identity.instance_id} only decodes")
         self._check_epoch(expected_epoch)
-        if job.request_id in self._prefills or job.request_id in self._held_charges:
-            raise DuplicateRequest(f"request {job.request_id} is prefilled here already")
+        if job.request_id in self._prefills:
+            raise DuplicateRequest(f"request {job.request_id} is being prefilled here already")
         check_prefill(job, self._description)
         begin = self._clock.monotonic()
         charge = self.accounting.charge(router_id, ChargePhase.PREFILL, len(job.prompt))
@@ -205,8 +205,7 @@ class Agent:
         if generation is not None:
             await generation.close()
             found = True
-        held = self._held.of_request(request_id)
-        if held is not None:
+        for held in self._held.of_request(request_id):
             await self._let_go(held, ())
             found = True
         return found
@@ -293,11 +292,12 @@ class Agent:
             prompt_digest=prompt_digest(job.prompt),
         )
         charge.move_to(ChargePhase.HELD)
-        self._held_charges[job.request_id] = charge
+        self._held_charges[ticket.handoff_id] = charge
         self._held.add(
             HeldHandoff(
                 ticket=ticket,
                 request_id=job.request_id,
+                hold_id=result.hold_id,
                 engine_params=result.engine_params,
                 since_seconds=self._clock.monotonic(),
             )
@@ -327,7 +327,7 @@ class Agent:
         gone = self._held.expire(self._clock.unix())
         pulled = self.engine.pulled()
         if pulled is not None:
-            gone += [held for id_ in pulled if (held := self._held.remove(id_)) is not None]
+            gone += self._held.remove_holds(pulled)
         elif measure.healthy:
             seen_seconds = self._clock.monotonic() - measure.age_seconds
             gone += self._held.trim(measure.kv_used_tokens, seen_seconds=seen_seconds)
@@ -337,12 +337,12 @@ class Agent:
     async def _let_go(self, held: HeldHandoff, prompt: Sequence[int]) -> bool:
         """Free what this engine holds; it stays in the books where only its lease frees it."""
         released = await self.engine.release(held.engine_params, prompt)
-        if released and self._held.remove(held.request_id) is not None:
+        if released and self._held.remove(held.ticket.handoff_id) is not None:
             self._free_held(held)
         return released
 
     def _free_held(self, held: HeldHandoff) -> None:
-        charge = self._held_charges.pop(held.request_id, None)
+        charge = self._held_charges.pop(held.ticket.handoff_id, None)
         if charge is not None:
             charge.free()
 

@@ -1,12 +1,11 @@
 """The prefill side of an emulated engine: prompts computed, KV held, blocks read by others."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from dataplane.agent.engine import PrefillJob, PrefillResult
-from dataplane.agent.errors import DuplicateRequest
 from dataplane.agent.side_channel import FREE, PULL, Ask, Content, SideChannel
 from dataplane.core.emulation.batching import BatchingEngine
 from dataplane.core.emulation.tokens import (
@@ -59,6 +58,7 @@ class PrefillSide:
         self._side = SideChannel(self._answer)
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._contents: dict[str, int] = {}
+        self._count = 0
 
     async def start(self) -> None:
         """Open the side channel."""
@@ -71,14 +71,9 @@ class PrefillSide:
             future.cancel()
 
     async def prefill(self, job: PrefillJob) -> PrefillResult:
-        """Compute a prompt and hold its KV; cancelling frees it.
-
-        Raises:
-            DuplicateRequest: its id is live or held here.
-        """
-        core_id = CORE_PREFIX + job.request_id
-        if core_id in self._waiting or self._core.holds(core_id):
-            raise DuplicateRequest(f"request {job.request_id} is being prefilled here already")
+        """Compute a prompt and hold its KV; cancelling frees it."""
+        self._count += 1
+        core_id = f"{CORE_PREFIX}{job.request_id}/{self._count}"
         future = self._waiting[core_id] = asyncio.get_running_loop().create_future()
         self._core.submit(
             SequenceRequest(request_id=core_id, prompt_tokens=len(job.prompt), hold=True)
@@ -109,12 +104,12 @@ class PrefillSide:
         self._wake()
         return self._core.free_held(core_id)
 
-    def take_gone(self) -> Sequence[str]:
-        """Return the requests whose held KV was pulled or freed since the last call."""
+    def take_gone(self) -> Collection[str]:
+        """Return the hold ids of KV that was pulled or freed since the last call."""
         gone = [core_id for core_id in self._contents if not self._core.holds(core_id)]
         for core_id in gone:
             del self._contents[core_id]
-        return [core_id.removeprefix(CORE_PREFIX) for core_id in gone]
+        return gone
 
     def _result(self, job: PrefillJob, core_id: str, state: int) -> PrefillResult:
         blob = HandoffBlob(
@@ -133,6 +128,7 @@ class PrefillSide:
             engine_params=msgspec.json.encode(blob),
             lease_seconds=self._lease_seconds,
             epoch=self._epoch,
+            hold_id=core_id,
         )
 
     def _answer(self, ask: Ask) -> Content | None:

@@ -4,7 +4,7 @@ Nothing here speaks gRPC or HTTP. An engine owns its requests: whoever asked for
 stream (or cancels the coroutine) and the engine frees everything that belongs to it within a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -76,6 +76,7 @@ class PrefillResult:
         engine_params: What the decode engine needs, opaque.
         lease_seconds: How long it is held, from now.
         epoch: The boot that holds it.
+        hold_id: The engine's name for what it holds, for `pulled`; empty where it has none.
     """
 
     prompt_tokens: int
@@ -84,6 +85,7 @@ class PrefillResult:
     engine_params: bytes
     lease_seconds: float
     epoch: str
+    hold_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,8 +252,8 @@ class Measurable(Protocol):
 class Engine(Prefiller, Decoder, Releaser, Measurable, Protocol):
     """Everything an agent asks of an engine."""
 
-    def pulled(self) -> Sequence[str] | None:
-        """Request ids whose held KV is gone since the last call; None where it does not say."""
+    def pulled(self) -> Collection[str] | None:
+        """Hold ids of what is not held any more, since the last call; None: it does not say."""
         ...
 
     async def tokenizer(self) -> bytes | None:

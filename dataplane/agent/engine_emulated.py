@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -168,8 +168,8 @@ class EngineEmulated:
             epoch=self._description.epoch,
         )
 
-    def pulled(self) -> Sequence[str] | None:
-        """Request ids whose held KV is gone since the last call."""
+    def pulled(self) -> Collection[str] | None:
+        """Hold ids of what is not held any more, since the last call."""
         return self._prefill.take_gone()
 
     async def tokenizer(self) -> bytes | None:

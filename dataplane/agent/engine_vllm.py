@@ -4,7 +4,7 @@ What it relies on and where that was seen: docs/engine-findings.md.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 
 import aiohttp
 import msgspec
@@ -195,7 +195,7 @@ class EngineVllm:
             age_seconds=self._clock.monotonic() - self._sampled_at,
         )
 
-    def pulled(self) -> Sequence[str] | None:
+    def pulled(self) -> Collection[str] | None:
         """Return None: vLLM does not say which hand-offs were pulled."""
         return None
 

@@ -8,7 +8,7 @@ costs a new prefill, an accepted wrong one a wrong answer.
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -159,13 +159,15 @@ class HeldHandoff:
 
     Attributes:
         ticket: The hand-off.
-        request_id: The request that was prefilled.
+        request_id: The request that was prefilled; a retry may hold a second one.
+        hold_id: The engine's own name for what it holds; empty where it has none.
         engine_params: What the engine gave, for a release.
         since_seconds: When it began, by the agent's monotonic clock.
     """
 
     ticket: HandoffTicket
     request_id: str
+    hold_id: str
     engine_params: bytes
     since_seconds: float
 
@@ -190,27 +192,29 @@ class HeldTable:
 
     def add(self, held: HeldHandoff) -> None:
         """Note a new hand-off."""
-        self._held[held.request_id] = held
-
-    def remove(self, request_id: str) -> HeldHandoff | None:
-        """Take out one that was pulled or released; None where it is not held (any more)."""
-        return self._held.pop(request_id, None)
-
-    def of_request(self, request_id: str) -> HeldHandoff | None:
-        """Return the entry of a request."""
-        return self._held.get(request_id)
+        self._held[held.ticket.handoff_id] = held
 
     def find(self, handoff_id: str) -> HeldHandoff | None:
-        """Return the entry of a hand-off, by its own id."""
-        for held in self._held.values():
-            if held.ticket.handoff_id == handoff_id:
-                return held
-        return None
+        """Return a hand-off that is held; None where it is not (any more)."""
+        return self._held.get(handoff_id)
+
+    def of_request(self, request_id: str) -> list[HeldHandoff]:
+        """Return the hand-offs of a request."""
+        return [held for held in self._held.values() if held.request_id == request_id]
+
+    def remove(self, handoff_id: str) -> HeldHandoff | None:
+        """Take out one that was released; None where it is not held (any more)."""
+        return self._held.pop(handoff_id, None)
+
+    def remove_holds(self, hold_ids: Collection[str]) -> list[HeldHandoff]:
+        """Take out those that the engine, by its own names, does not hold any more."""
+        gone = [held for held in self._held.values() if held.hold_id in hold_ids]
+        return [self._held.pop(held.ticket.handoff_id) for held in gone]
 
     def expire(self, now_unix_seconds: float) -> list[HeldHandoff]:
         """Take out all whose lease has ended."""
         return [
-            self._held.pop(held.request_id)
+            self._held.pop(held.ticket.handoff_id)
             for held in list(self._held.values())
             if held.ticket.expire_unix_seconds <= now_unix_seconds
         ]
@@ -232,7 +236,7 @@ class HeldTable:
             if tokens <= most_tokens:
                 break
             tokens -= held.ticket.prompt_tokens
-            gone.append(self._held.pop(held.request_id))
+            gone.append(self._held.pop(held.ticket.handoff_id))
         return gone
 
     def clear(self) -> list[HeldHandoff]:

@@ -179,6 +179,21 @@ async def test_each_role_refuses_the_others_work():
             assert from_rpc_error(error).reason == "WRONG_ROLE"
 
 
+async def test_a_retry_prefills_the_same_request_again_on_the_same_engine():
+    """While the first hand-off is still held a second one is made, and both can be freed."""
+    async with agents(PREFILL, DECODE) as (prefill, decode):
+        prompt = new_prompt()
+        first = await prefill.stub.Prefill(prefill_request(prompt))
+        second = await prefill.stub.Prefill(prefill_request(prompt))
+        assert (await prefill.load()).by_router[0].held_requests == 2
+
+        tokens, _ = await generate(decode, decode_request(prompt, handoff=second.handoff))
+        await decode.stub.Release(agent_pb2.ReleaseRequest(handoff=first.handoff))
+
+        assert len(tokens) == 20
+        await prefill.until_empty()
+
+
 @pytest.mark.parametrize("at_prefill", [True, False], ids=["prefill agent", "decode agent"])
 async def test_a_release_frees_what_nobody_will_pull(at_prefill):
     """Either agent of the pair frees the KV; the hand-off is good for nothing afterwards."""

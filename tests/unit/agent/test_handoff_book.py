@@ -119,7 +119,13 @@ def held(name, tokens=100, expire=NOW + 30, since=0.0):
     ticket = replace(
         TICKET, handoff_id=f"h-{name}", prompt_tokens=tokens, expire_unix_seconds=expire
     )
-    return HeldHandoff(ticket=ticket, request_id=name, engine_params=b"", since_seconds=since)
+    return HeldHandoff(
+        ticket=ticket,
+        request_id=name,
+        hold_id=f"core/{name}",
+        engine_params=b"",
+        since_seconds=since,
+    )
 
 
 def test_held_handoffs_leave_once():
@@ -129,8 +135,8 @@ def test_held_handoffs_leave_once():
     table.add(held("b", expire=NOW + 1))
 
     assert table.find("h-a") is not None
-    assert table.remove("a").request_id == "a"
-    assert table.remove("a") is None
+    assert [entry.request_id for entry in table.remove_holds({"core/a", "other"})] == ["a"]
+    assert table.remove("h-a") is None
     assert [entry.request_id for entry in table.expire(NOW + 2)] == ["b"]
     assert table.expire(NOW + 2) == []
     assert table.tokens == 0
@@ -154,3 +160,15 @@ def test_what_was_held_after_the_measurement_is_not_trimmed():
     table.add(held("late", since=5.0))
 
     assert table.trim(0, seen_seconds=4.0) == []
+
+
+def test_a_retry_may_hold_a_second_handoff_of_one_request():
+    """Two hand-offs of one request leave one by one."""
+    table = HeldTable()
+    first = held("a")
+    table.add(first)
+    table.add(replace(first, ticket=replace(first.ticket, handoff_id="h-2"), hold_id="core/2"))
+
+    assert len(table.of_request("a")) == 2
+    assert table.remove("h-2") is not None
+    assert [entry.ticket.handoff_id for entry in table.of_request("a")] == ["h-a"]
