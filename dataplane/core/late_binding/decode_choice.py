@@ -5,6 +5,8 @@
 
 A quarter of the seats weighs as much as the whole KV: batches far smaller than the limit already
 fill the memory. slowness: a typical step here over the same step of the fastest candidate.
+Prompts booked on an engine count where they would overfill it, not in how occupied it is: they
+may still go elsewhere.
 """
 
 from typing import Any, TypeAlias
@@ -24,6 +26,7 @@ _FLAT_OUTPUT_TOKENS = 250.0
 _TYPICAL_BATCH = 16
 _TYPICAL_KV_TOKENS = 8192
 _PENALTY = 5.0
+_WALL = 100.0
 # A number of one candidate or an array over all: the formula below is plain arithmetic.
 Number: TypeAlias = Any
 
@@ -67,6 +70,8 @@ class LeastOccupied:
                 side.fixed_column([request.targets.tpot_seconds] * len(side)),
                 side.take(self._gate.tightest),
             ),
+            side.take(self._gate.booked_requests),
+            side.take(self._gate.booked_tokens),
             side.decode_requests(),
             side.decode_kv_tokens(),
             side.decode_remaining_tokens(),
@@ -87,23 +92,25 @@ class LeastOccupied:
         d2: Number,
         factor: Number,
         limit: Number,
+        booked: Number,
+        booked_tokens: Number,
         requests: Number,
         kv: Number,
         rest: Number,
     ) -> tuple[Number, Number, Number, Number, Number]:
         """Return the five terms; plain arithmetic, so that numbers and arrays both do."""
-        over = (kv + prompt + requests * growth) / budget - 1.0
+        over = (kv + booked_tokens + prompt + (requests + booked) * growth) / budget - 1.0
         expected = requests * _FLAT_OUTPUT_TOKENS
         grows = rest - (rest - expected) * (rest > expected)
         peak = (kv + prompt + grows + _FLAT_OUTPUT_TOKENS) / budget - self._kv_share
-        missing = requests + 1.0 - seats
+        missing = requests + booked + 1.0 - seats
         step = (d0 + d1 * (requests + 1.0) + d2 * (kv + prompt + self._growth_tokens)) * factor
         overrun = step / limit - self._tpot_margin
         return (
             ((kv + prompt) / budget + 4.0 * (requests + 1.0) / seats) * slowness,
-            (over > 0.0) * (1.0 + _PENALTY * over),
+            (over > 0.0) * (_WALL + _PENALTY * over),
             (peak > 0.0) * _PENALTY * peak,
-            (missing > 0.0) * (1.0 + 0.05 * missing),
+            (missing > 0.0) * (_WALL + _PENALTY * missing),
             (overrun > 0.0) * _PENALTY * overrun,
         )
 

@@ -37,13 +37,18 @@ class Forming:
 
 @dataclass(slots=True)
 class Pick:
-    """A request to be sent to a line, alone or into a batch."""
+    """A request to be sent to a line, alone or into a batch.
+
+    Attributes:
+        decode_slot: The decode engine that has room for it; -1 where none was asked.
+    """
 
     line: Line
     item: Waiting
     cost_seconds: float
     slack_seconds: float = inf
     forming: Forming | None = None
+    decode_slot: int = -1
     late: bool = False
     paid: bool = False
 
@@ -178,10 +183,11 @@ class Dispatcher:
         if self._held is item:
             self._gate.hold = None
             self._gate.forget()
-        if self._has_room(group, item, reserved=False, patient=True):
+        slot = self._room(group, item, reserved=False, patient=True)
+        if slot is not None:
             self._held = self._gate.hold = None
             cost = line.pace.prompt_seconds(item.request.prompt_tokens)
-            return Pick(line, item, cost, late=True, paid=True)
+            return Pick(line, item, cost, decode_slot=slot, late=True, paid=True)
         # Nothing that is freed elsewhere goes past it: the roomiest engine is kept for it.
         if group.best_slot >= 0:
             self._held = item
@@ -231,8 +237,9 @@ class Dispatcher:
         for _, _, cost, laxity, item in candidates:
             if self._shuns(item, line):
                 continue
-            if self._has_room(group, item, reserved=False):
-                return Pick(line, item, cost, laxity, forming)
+            slot = self._room(group, item, reserved=False)
+            if slot is not None:
+                return Pick(line, item, cost, laxity, forming, slot)
             self._refused_at = self._now
             refused += 1
             if refused > self._settings.gate_tries:
@@ -259,8 +266,9 @@ class Dispatcher:
             if cost > limit or self._shuns(item, line):
                 continue
             doomed = item.doomed or item.deadline - cost < start_now
-            if self._has_room(group, item, reserved=doomed):
-                return Pick(line, item, cost, forming=forming, late=True)
+            slot = self._room(group, item, reserved=doomed)
+            if slot is not None:
+                return Pick(line, item, cost, forming=forming, decode_slot=slot, late=True)
             refused += 1
             if refused > settings.gate_tries:
                 break
@@ -282,24 +290,27 @@ class Dispatcher:
         self._passed_over = True
         return True
 
-    def _has_room(
+    def _room(
         self, group: Group, item: Waiting, *, reserved: bool, patient: bool = False
-    ) -> bool:
+    ) -> int | None:
+        """Return a decode engine with room, -1 where the gate is off; None where none has any."""
         if not self._settings.gate:
-            return True
-        request = item.request
+            return -1
+        request, gate = item.request, self._gate
         tpot = request.targets.tpot_seconds
         if patient:
             # Its target is missed anyway: it may share a batch that is slower than it wished.
             tpot = max(tpot, self.loosest_tpot_seconds)
         tokens = request.prompt_tokens
         if not request.excluded:
-            return self._gate.admits(group, tokens, tpot, reserved=reserved)
-        return any(
-            tokens <= self._gate.longest_on(group, slot, tpot, reserved=reserved)
-            for slot, instance in zip(group.side.slots, group.side.instances, strict=True)
-            if instance.instance_id not in request.excluded
-        )
+            slot = gate.find(group, tokens, tpot, reserved=reserved)
+            return slot if slot >= 0 else None
+        for slot, instance in zip(group.side.slots, group.side.instances, strict=True):
+            if instance.instance_id not in request.excluded and tokens <= gate.longest_on(
+                slot, tpot, reserved=reserved
+            ):
+                return slot
+        return None
 
     def _overload(self) -> tuple[bool, bool]:
         """Tell whether prefill cannot make all deadlines, and whether with small prompts."""

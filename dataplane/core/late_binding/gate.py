@@ -1,15 +1,19 @@
 """The decode gate: prefill starts only for what some decode engine can take in when it is done.
 
-A prompt has room on an engine when, with the prompts on their way and this one added, the decode
+A prompt has room on an engine when, with the prompts booked there and this one added, the decode
 step stays within the TPOT targets of all, there is a seat, and the KV fits. All three are bounds
 on the prompt's length, so the gate asks how long a prompt an engine would take: one number for
-all requests with equal targets.
+all requests with equal targets. A prompt that is let into prefill is booked on an engine, so that
+what is on its way never adds up to more than there is; where it really goes is decided at
+hand-off.
 """
 
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
+
+import numpy as np
 
 from dataplane.core.cluster import Instance
 from dataplane.core.late_binding.calibration import Multiplier
@@ -42,20 +46,18 @@ class Decoder:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Decode engines that prompts of one prefill side may go to, and what is on its way to them."""
+    """Decode engines that prompts of one prefill side may go to.
+
+    Attributes:
+        best_slot: The engine that was found to have most room when all were last asked.
+        longest: By TPOT target and kind of room: the longest prompt with room, and where.
+        stamp: Up to when `longest` holds.
+    """
 
     side: Side
-    requests: int = 0
-    tokens: int = 0
     best_slot: int = -1
-    longest: dict[tuple[float, bool], float] = field(default_factory=dict)
+    longest: dict[tuple[float, bool], tuple[float, int]] = field(default_factory=dict)
     stamp: int = 0
-
-    def arriving(self, requests: int, tokens: int) -> None:
-        """Take in that prompts were sent to prefill (or, negative, have left it)."""
-        self.requests += requests
-        self.tokens += tokens
-        self.longest.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class DecodeGate:
         self.decoders: tuple[Decoder | None, ...] = ()
         self.factors = array("d")
         self.tightest = array("d")
+        self.booked_requests = array("d")
+        self.booked_tokens = array("d")
         self.hold: Hold | None = None
         self._stamp = 0
 
@@ -114,6 +118,8 @@ class DecodeGate:
         self.decoders = tuple(decoders.get(i.instance_id) for i in instances)
         self.factors = array("d", [1.0] * len(instances))
         self.tightest = array("d", [inf] * len(instances))
+        self.booked_requests = array("d", bytes(8 * len(instances)))
+        self.booked_tokens = array("d", bytes(8 * len(instances)))
         for slot, decoder in enumerate(self.decoders):
             if decoder is not None:
                 decoder.slot = slot
@@ -140,10 +146,15 @@ class DecodeGate:
         """Take over a decoder's multiplier."""
         self.factors[decoder.slot] = decoder.multiplier.value
 
-    def admits(
-        self, group: Group, prompt_tokens: int, tpot_seconds: float, *, reserved: bool
-    ) -> bool:
-        """Tell whether some engine of the group has room.
+    def book(self, decoder: Decoder, prompt_tokens: int, sign: int = 1) -> None:
+        """Book a prompt on an engine, or (-1) take it off; one that is gone is left alone."""
+        if decoder.slot >= 0:
+            self.booked_requests[decoder.slot] += sign
+            self.booked_tokens[decoder.slot] += sign * prompt_tokens
+            self._stamp += 1
+
+    def find(self, group: Group, prompt_tokens: int, tpot_seconds: float, *, reserved: bool) -> int:
+        """Return the slot of an engine of the group that has room; -1 where none has.
 
         Args:
             group: The engines.
@@ -155,33 +166,31 @@ class DecodeGate:
             group.stamp = self._stamp
             group.longest.clear()
         key = (tpot_seconds, reserved)
-        longest = group.longest.get(key)
-        if longest is not None:
-            return prompt_tokens <= longest
-        slot = group.best_slot
-        if slot >= 0 and prompt_tokens <= self.longest_on(
-            group, slot, tpot_seconds, reserved=reserved
-        ):
-            return True
-        longest = self._longest(group, tpot_seconds, reserved=reserved)
-        group.longest[key] = longest
-        return prompt_tokens <= longest
+        found = group.longest.get(key)
+        if found is None:
+            slot = group.best_slot
+            if slot >= 0 and prompt_tokens <= self.longest_on(
+                slot, tpot_seconds, reserved=reserved
+            ):
+                return slot
+            found = group.longest[key] = self._longest(group, tpot_seconds, reserved=reserved)
+        longest, slot = found
+        return slot if prompt_tokens <= longest else -1
 
-    def longest_on(self, group: Group, slot: int, tpot_seconds: float, *, reserved: bool) -> float:
-        """Return the longest prompt that one engine of a group would take."""
+    def longest_on(self, slot: int, tpot_seconds: float, *, reserved: bool) -> float:
+        """Return the longest prompt that one engine would take."""
         view, settings = self._view, self._settings
         decoder = self.decoders[slot]
         if view is None or decoder is None:
             return -inf
         instance, constants = decoder.instance, decoder.constants
-        count = len(group.side)
         requests = view.own.decode_requests[slot] + view.measured.other_decode_requests[slot]
         kv = view.own.decode_kv_tokens[slot] + view.measured.other_decode_kv_tokens[slot]
         if self.hold is not None and self.hold.slot == slot:
             requests += 1.0
             kv += self.hold.tokens
-        joining = requests + group.requests / count
-        kv += group.tokens / count
+        joining = requests + self.booked_requests[slot]
+        kv += self.booked_tokens[slot]
         share = settings.doomed_share if reserved else 1.0
         kv_share = min(share, settings.kv_share)
         limit = min(tpot_seconds, self.tightest[slot]) * settings.tpot_margin
@@ -196,19 +205,20 @@ class DecodeGate:
             seat_bound(instance.max_num_seqs * share, joining),
         )
 
-    def _longest(self, group: Group, tpot_seconds: float, *, reserved: bool) -> float:
+    def _longest(self, group: Group, tpot_seconds: float, *, reserved: bool) -> tuple[float, int]:
         side = group.side
-        if not side.vectorised:
-            best = -inf
+        best, best_slot = -inf, -1
+        if side.vectorised:
+            column = np.asarray(self.longest_column(group, tpot_seconds, reserved=reserved))
+            position = int(column.argmax())
+            best, best_slot = float(column[position]), side.slots[position]
+        else:
             for slot in side.slots:
-                longest = self.longest_on(group, slot, tpot_seconds, reserved=reserved)
+                longest = self.longest_on(slot, tpot_seconds, reserved=reserved)
                 if longest > best:
-                    best, group.best_slot = longest, slot
-            return best
-        column = self.longest_column(group, tpot_seconds, reserved=reserved)
-        position = max(range(len(column)), key=column.__getitem__)
-        group.best_slot = side.slots[position]
-        return float(column[position])
+                    best, best_slot = longest, slot
+        group.best_slot = best_slot
+        return best, best_slot
 
     def longest_column(self, group: Group, tpot_seconds: float, *, reserved: bool) -> Column:
         """Return `longest_on` of every engine of a group, in the order of its side."""
@@ -218,38 +228,38 @@ class DecodeGate:
             position = side.slots.index(self.hold.slot)
             requests[position] += 1.0
             kv[position] += self.hold.tokens
-        coming, coming_tokens = group.requests / len(side), group.tokens / len(side)
+        booked, booked_tokens = side.take(self.booked_requests), side.take(self.booked_tokens)
+        joining = side.map(lambda requests, booked: requests + booked, requests, booked)
+        kv = side.map(lambda kv, booked: kv + booked, kv, booked_tokens)
         share = settings.doomed_share if reserved else 1.0
         kv_share = min(share, settings.kv_share)
         margin = settings.tpot_margin
         own_limit = side.fixed_column([tpot_seconds] * len(side))
         by_step = side.map(
-            lambda limit, factor, d0, d1, d2, requests, kv: step_bound(
+            lambda limit, factor, d0, d1, d2, joining, kv: step_bound(
                 limit * margin / factor,
-                d0 + d1 * (requests + coming + 1.0),
+                d0 + d1 * (joining + 1.0),
                 d2,
-                kv + coming_tokens + settings.growth_tokens,
+                kv + settings.growth_tokens,
             ),
             side.lesser(own_limit, side.take(self.tightest)),
             side.take(self.factors),
             side.fixed("d0", lambda _, c: c.d0_seconds),
             side.fixed("d1", lambda _, c: c.d1_seconds_per_sequence),
             side.fixed("d2_positive", lambda _, c: max(c.d2_seconds_per_kv_token, 1e-15)),
-            requests,
+            joining,
             kv,
         )
         by_kv = side.map(
-            lambda budget, requests, kv, growth: kv_bound(
-                budget * kv_share, kv + coming_tokens, requests, growth
-            ),
+            lambda budget, requests, kv, growth: kv_bound(budget * kv_share, kv, requests, growth),
             side.fixed("kv_budget", lambda i, _: float(i.kv_total_tokens)),
             requests,
             kv,
             side.fixed("kv_growth", lambda i, _: kv_growth(i)),
         )
         by_seat = side.map(
-            lambda seats, requests: seat_bound(seats * share, requests + coming),
+            lambda seats, joining: seat_bound(seats * share, joining),
             side.fixed("seats_float", lambda i, _: float(i.max_num_seqs)),
-            requests,
+            joining,
         )
         return side.lesser(side.lesser(by_step, by_kv), by_seat)

@@ -55,6 +55,7 @@ class Flight:
     waiting: Waiting | None = None
     line: Line | None = None
     batch: Batch | None = None
+    booked: Decoder | None = None
     decoder: Decoder | None = None
     counted: bool = False
     decode_sent_at: float = 0.0
@@ -98,6 +99,24 @@ class LateBinding:
         flight = self._flights[request_id] = Flight(request)
         self._wait(flight, now)
         return self._dispatch(now)
+
+    def adopt(
+        self, request: Request, prefill_id: str, decode_id: str, generated_tokens: int, now: float
+    ) -> None:
+        """Keep account of a request that another scheduler has placed and that is under way."""
+        flight = Flight(request)
+        line, decoder = self.engines.lines.get(prefill_id), self.engines.decoders.get(decode_id)
+        if request.request_id in self._flights or (line is None and decoder is None):
+            return
+        self._flights[request.request_id] = flight
+        if line is not None:
+            flight.line, flight.batch = line, line.send(now, now, None, request.prompt_tokens)
+            flight.batch.clean = False
+            self.pool.charge_prefill(request, prefill_id)
+            self.engines.ready.update(line)
+        if decoder is not None:
+            self._start_decode(flight, decoder, now)
+            self.pool.streamed(request.request_id, generated_tokens)
 
     def observe(self, event: Event, now: float) -> list[Action]:
         """Move a request on, or take in the cluster's state."""
@@ -173,7 +192,9 @@ class LateBinding:
         self.engines.ready.update(line)
         decoder = self.engines.decoders.get(instance_id)
         if decoder is None:
-            self.engines.groups[line].arriving(1, request.prompt_tokens)
+            if pick.decode_slot >= 0:
+                flight.booked = self.gate.decoders[pick.decode_slot]
+                self._book(flight, 1)
             return StartPrefill(request.request_id, instance_id)
         self._start_decode(flight, decoder, now)
         return StartDecode(request.request_id, instance_id)
@@ -287,6 +308,10 @@ class LateBinding:
         flight.decoder = None
         self.pool.close(flight.request.request_id)
 
+    def _book(self, flight: Flight, sign: int) -> None:
+        if flight.booked is not None:
+            self.gate.book(flight.booked, flight.request.prompt_tokens, sign)
+
     def _uncount(self, flight: Flight) -> None:
         if flight.counted and flight.decoder is not None:
             self.gate.leave(flight.decoder, flight.request.targets.tpot_seconds)
@@ -301,8 +326,9 @@ class LateBinding:
         if line is None or batch is None:
             return
         tokens = flight.request.prompt_tokens
-        if flight.decoder is None and line in self.engines.groups:
-            self.engines.groups[line].arriving(-1, -tokens)
+        if flight.booked is not None:
+            self._book(flight, -1)
+            flight.booked = None
         self.pool.ledger.finish_prefill(flight.request.request_id)
         if done:
             batch.clean = batch.clean and not cached_tokens
@@ -330,9 +356,8 @@ class LateBinding:
         self.engines.reseat(self._view)
         self.gate.reseat(self._view, self.engines.decoders)
         for flight in self._flights.values():
-            line = flight.line
-            if line is not None and flight.decoder is None and line in self.engines.groups:
-                self.engines.groups[line].arriving(1, flight.request.prompt_tokens)
+            if flight.booked is not None:
+                self._book(flight, 1)
         targets = self.pool.roster.slo.classes.values()
         self.dispatcher.loosest_tpot_seconds = max(
             (t.tpot_seconds for t in targets), default=float("inf")

@@ -201,11 +201,10 @@ def test_columns_equal_single_answers(loads: list[int], tpot: float, reserved: b
             for n in range(load):
                 held.charge_decode(request(f"{place}.{n}", prompt=900), f"d{place:02d}")
         group = Group(held.view.side("decode", "k"))
-        group.arriving(2, 700)
+        scheduler.gate.book(scheduler.engines.decoders["d01"], 700)
         column = scheduler.gate.longest_column(group, tpot, reserved=reserved)
         single = [
-            scheduler.gate.longest_on(group, slot, tpot, reserved=reserved)
-            for slot in group.side.slots
+            scheduler.gate.longest_on(slot, tpot, reserved=reserved) for slot in group.side.slots
         ]
         assert list(column) == pytest.approx(single)
         answers.append(scheduler._decode_rule.costs(request("x"), group.side))

@@ -40,7 +40,8 @@ def empty(scheduler: LateBinding) -> bool:
         and not any(sums)
         and not any(line.batches for line in lines)
         and not any(decoder.targets for decoder in decoders)
-        and all(g.requests == g.tokens == 0 for g in scheduler.engines.groups.values())
+        and not any(scheduler.gate.booked_requests)
+        and not any(scheduler.gate.booked_tokens)
     )
 
 
