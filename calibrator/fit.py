@@ -97,11 +97,12 @@ def _fit_floor(
     """Return the better of the fits with and without a floor; parameters p1, p2, p3, p0."""
     times = np.asarray(seconds, dtype=float)
 
-    def fixed(knee: float, chosen: npt.NDArray[np.int64]) -> RobustFit:
+    def fixed(knee: float, chosen: npt.NDArray[np.int64], *, rough: bool = False) -> RobustFit:
         model = FixedKnee(tokens[chosen], attention[chosen], knee)
         _, rows = model.predict(np.ones(3))
         _, members = np.unique(np.asarray(groups)[chosen], return_inverse=True)
-        return fit(model, list(times[chosen]), list(members), _start(rows, times[chosen]))
+        start = _start(rows, times[chosen])
+        return fit(model, list(times[chosen]), list(members), start, rough=rough)
 
     real = tokens[tokens > 0]
     without = fixed(0.0, np.arange(len(times)))
@@ -110,7 +111,8 @@ def _fit_floor(
     grid = np.geomspace(max(real.min(), 1.0) * 1.2, real.max() * 0.8, 14)
     few = np.arange(0, len(seconds), max(len(seconds) // _SEARCH_POINTS, 1))
     start, knee = min(
-        ((fixed(float(k), few), float(k)) for k in grid), key=lambda trial: _loss(trial[0])
+        ((fixed(float(knee), few, rough=True), float(knee)) for knee in grid),
+        key=lambda trial: _loss(trial[0]),
     )
     p1, p2, p3 = _positive(start.parameters, without.parameters)
     free = fit(FreeFloor(tokens, attention), seconds, groups, [p1, p2, p3, p1 + p2 * knee])

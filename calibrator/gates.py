@@ -97,6 +97,10 @@ class Gates:
                 f"{', '.join(sorted(unable))} cannot reset a prefix cache; probes are random prompts"
             )
 
+    async def reset_quietly(self, targets: Sequence[Target]) -> None:
+        """Empty the caches of whoever still answers, at the end."""
+        await _all(_quietly(self.reset_caches([target])) for target in targets)
+
     async def round_trips(self, targets: Sequence[Target]) -> dict[str, float]:
         """Return the shortest of a few idle round trips to each agent, seconds."""
         times: dict[str, float] = {}

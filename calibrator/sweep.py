@@ -28,6 +28,7 @@ from calibrator.observations import (
 )
 from calibrator.planner import DecodeSide, HandoffSide, Planner, PrefillSide, Side, Task
 from calibrator.profile import Observations, ProfileFit, fit_profile
+from calibrator.publish import Refusal
 from enginemodel.model import EngineConstants
 from servicekit.clock import Clock
 
@@ -148,6 +149,24 @@ class ProfileSweep:
         planner = self._planner(side, sweep_seconds, len(pairs))
         workers = [(self._instruments[p], self._instruments[d]) for p, d in pairs]
         await self._sweep(_Side("handoff", planner, self._measure_handoff), workers)
+
+    def missing_parts(self, *, handoff: bool) -> list[Refusal]:
+        """Return a refusal for each part that could be measured but has no observation.
+
+        Args:
+            handoff: Whether there are pairs to hand over.
+        """
+        handoff = handoff and self.targets.kv_bytes_per_token > 0
+        wanted = {
+            "prefill": (bool(self.targets.prefills), bool(self.seen.prefill)),
+            "decode": (bool(self.targets.decodes), bool(self.seen.decode)),
+            "handoff": (handoff, bool(self.seen.handoff)),
+        }
+        return [
+            Refusal("NOT_IDENTIFIED", f"{part} was not measured within the budget; give more")
+            for part, (there, seen) in wanted.items()
+            if there and not seen
+        ]
 
     @property
     def constants(self) -> EngineConstants:
