@@ -24,7 +24,7 @@ COLUMNS = (
     "P99",
     "max",
     "TPOT P99 ms",
-    ">3×SLO",
+    ">3xSLO",
     "done",
     "tight",
     "loose",
@@ -42,7 +42,7 @@ SHORT_COLUMNS = (
     "P99",
     "max",
     "TPOT P99 ms",
-    ">3×SLO",
+    ">3xSLO",
     "preempted",
 )
 

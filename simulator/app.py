@@ -43,6 +43,7 @@ def simulate(
     slo: SloPolicy = DEFAULT_SLO,
     make_prediction: Callable[[], Prediction] = MeanPrediction,
     build: MakeScheduler = make_scheduler_of,
+    watch: Callable[[SimulatedCluster], None] = lambda _: None,
 ) -> Run:
     """Run arrivals through a cluster until every request has ended.
 
@@ -53,13 +54,14 @@ def simulate(
         slo: Targets by class.
         make_prediction: Called once a router: routers do not share what they learn.
         build: Called once a deciding router.
+        watch: Called with the cluster at every telemetry report.
 
     Raises:
         InvalidClusterError: The cluster cannot be built.
         LostRequestError: A request was still open when nothing more could happen.
     """
     kernel = Kernel()
-    cluster = SimulatedCluster(kernel, spec, slo)
+    cluster = SimulatedCluster(kernel, spec, slo, watch=watch)
     deciding = 1 if spec.routing is Routing.DISPATCHER else spec.routers
     pools = tuple(Pool() for _ in range(deciding))
     routers = tuple(

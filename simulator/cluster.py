@@ -31,8 +31,15 @@ POOL = "simulated"
 class SimulatedCluster:
     """Owns engines and roster; feeds arrivals to routers and snapshots to their schedulers."""
 
-    def __init__(self, kernel: Kernel, spec: ClusterSpec, slo: SloPolicy) -> None:
-        """Build the engines.
+    def __init__(
+        self,
+        kernel: Kernel,
+        spec: ClusterSpec,
+        slo: SloPolicy,
+        *,
+        watch: Callable[["SimulatedCluster"], None],
+    ) -> None:
+        """Build the engines; `watch` is called at every report.
 
         Raises:
             InvalidClusterError: There are no engines, or a role is unknown.
@@ -43,6 +50,7 @@ class SimulatedCluster:
             raise InvalidClusterError(f"routers is {spec.routers}; there is at least 1")
         self.engines: dict[str, Engine] = {}
         self.live = 0
+        self._watch = watch
         self._kernel = kernel
         self._spec = spec
         self._slo = slo
@@ -112,6 +120,7 @@ class SimulatedCluster:
         """Measure everything; the routers get it when it is `staleness_seconds` old."""
         if self.live == 0 and not self._feeding:
             return
+        self._watch(self)
         timing = self._spec.timing
         for router, measurements in zip(self._routers, self._measure(), strict=True):
             self._kernel.at(
@@ -162,10 +171,12 @@ class SimulatedCluster:
                 raise InvalidClusterError(f"{incident.instance_id} joins without a description")
             self._add(incident.instance_id, incident.engine)
             self._publish()
+        elif incident.instance_id not in self._instances:
+            return
         elif incident.change is Change.DRAIN:
             self._set_state(incident.instance_id, State.DRAINING)
             self._publish()
-        elif incident.instance_id in self._instances:
+        else:
             self._kill(incident.instance_id)
             self._kernel.at(notice, Priority.TELEMETRY, self._forget, incident.instance_id)
 

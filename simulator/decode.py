@@ -11,6 +11,7 @@ middle of a step, and runs in the step after.
 
 from collections import deque
 from heapq import heapify, heappop, heappush
+from operator import itemgetter
 
 from dataplane.core.events import Leg
 from enginemodel.model import attention_seconds, handoff_seconds
@@ -279,12 +280,15 @@ class DecodeEngine:
                 if not job.gone:
                     job.listener.finished(job)
         pulls = self._pulls
-        while pulls and pulls[0][0] <= middle:
-            self._ready.append(heappop(pulls)[2])
+        if pulls and pulls[0][0] <= middle:
+            self._notice(middle)
         if self._step >= self._report_at:
             self._report()
         preempted = self._preempt()
-        if not preempted and (self._ready or self._waiting):
+        # After a preemption nobody is let in for a step, unless there would be no step at all.
+        if (self._ready or self._waiting) and not (
+            preempted and (self._running or self._computing)
+        ):
             self._admit(now)
         if self._running or self._computing:
             self._begin_run(now, look_again=preempted)
@@ -292,6 +296,13 @@ class DecodeEngine:
             self._active = False
             if pulls:
                 self._plan_wake(0, max(now, pulls[0][0]))
+
+    def _notice(self, middle: float) -> None:
+        """Make the pulls that were complete by then ready, in the order in which they began."""
+        noticed = []
+        while self._pulls and self._pulls[0][0] <= middle:
+            noticed.append(heappop(self._pulls)[1:])
+        self._ready.extend(job for _, job in sorted(noticed, key=itemgetter(0)))
 
     def _leave(self, job: Job) -> None:
         """Take a sequence out of the batch."""

@@ -124,6 +124,11 @@ class Engine(Protocol):
         """KV in use, in whole blocks."""
         ...
 
+    @property
+    def kv_total_tokens(self) -> int:
+        """KV there is, in whole blocks."""
+        ...
+
     def loads(self, routers: int) -> "list[Load]":
         """Return what each router has here."""
         ...
