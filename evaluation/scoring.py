@@ -11,7 +11,7 @@ from dataplane.core.request import Targets
 from enginemodel.model import decode_step_seconds, handoff_seconds, prefill_seconds
 from enginemodel.profiles import EngineProfile
 from evaluation.cells import Cell, SeedResult
-from simulator.values import Arrival, End, Outcome, Timing
+from simulator.values import End, Outcome, Timing
 
 SERIES_WINDOW_SECONDS = 2.0
 
@@ -28,14 +28,28 @@ def idle_ttft_seconds(profile: EngineProfile, timing: Timing, prompt_tokens: int
     )
 
 
+def longest_feasible_prompt(profile: EngineProfile, timing: Timing, ttft_seconds: float) -> int:
+    """Return the longest prompt whose first token an idle cluster gives within a target; 0 if none."""
+    feasible, too_long = 0, profile.max_model_tokens + 1
+    while too_long - feasible > 1:
+        middle = (feasible + too_long) // 2
+        if idle_ttft_seconds(profile, timing, middle) <= ttft_seconds:
+            feasible = middle
+        else:
+            too_long = middle
+    return feasible
+
+
 class Scorer:
     """Collects outcomes of one seed; keeps three numbers a scored request and nothing else."""
 
     def __init__(self, cell: Cell, slo: SloPolicy, profile: EngineProfile, timing: Timing) -> None:
         self._cell = cell
         self._targets: Mapping[str, Targets] = slo.classes
-        self._profile = profile
-        self._timing = timing
+        self._feasible_prompts = {
+            name: longest_feasible_prompt(profile, timing, targets.ttft_seconds)
+            for name, targets in slo.classes.items()
+        }
         self._ttft: dict[tuple[str, str], list[float]] = defaultdict(list)
         self._good: dict[tuple[str, str], int] = defaultdict(int)
         self._tpot: list[float] = []
@@ -66,7 +80,7 @@ class Scorer:
         self._worst = max(self._worst, over)
         self._beyond += over > 3.0
         self._completed += outcome.end is End.FINISHED
-        self._feasible += self._could(arrival, targets)
+        self._feasible += arrival.prompt_tokens <= self._feasible_prompts[arrival.slo_class]
         good = over <= 1.0 and outcome.tpot_seconds <= targets.tpot_seconds
         self._good[key] += good and outcome.end is End.FINISHED
 
@@ -101,10 +115,6 @@ class Scorer:
             virtual_seconds=virtual_seconds,
             series=rolling_p95(self._when) if self._cell.keep_series else [],
         )
-
-    def _could(self, arrival: Arrival, targets: Targets) -> bool:
-        idle = idle_ttft_seconds(self._profile, self._timing, arrival.prompt_tokens)
-        return idle <= targets.ttft_seconds
 
     def _grouped(self, part: int) -> dict[str, list[float]]:
         grouped: dict[str, list[float]] = defaultdict(list)

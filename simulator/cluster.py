@@ -51,6 +51,8 @@ class SimulatedCluster:
         self.engines: dict[str, Engine] = {}
         self.live = 0
         self._watch = watch
+        # What a client's request goes through before a scheduler sees it.
+        self._overhead_seconds = spec.timing.overhead_seconds + dispatcher_hop(spec)
         self._kernel = kernel
         self._spec = spec
         self._slo = slo
@@ -106,7 +108,8 @@ class SimulatedCluster:
         if arrival is None:
             self._feeding = False
         else:
-            self._kernel.at(arrival.at_seconds, Priority.ARRIVAL, self._arrive, arrival)
+            at = arrival.at_seconds + self._overhead_seconds
+            self._kernel.at(at, Priority.ARRIVAL, self._arrive, arrival)
 
     def _arrive(self, arrival: Arrival) -> None:
         self.live += 1

@@ -87,7 +87,6 @@ class SimulatedRouter:
             name: (targets, urgency(slo, targets)) for name, targets in slo.classes.items()
         }
         self._hop_seconds = hop_seconds
-        self._overhead_seconds = timing.overhead_seconds + hop_seconds
         self._delay_seconds = timing.wire_seconds + hop_seconds
         self._wire_seconds = timing.wire_seconds
         self._ended = ended
@@ -101,16 +100,15 @@ class SimulatedRouter:
         return len(self._flights)
 
     def arrive(self, arrival: Arrival, router: int) -> None:
-        """Take a request from a client, now."""
+        """Take a request that a client sent `overhead_seconds` ago to the scheduler, now."""
         request_id = arrival.request_id
         if request_id in self._flights:
             raise LostRequestError(f"{request_id} arrived twice")
-        self._flights[request_id] = Flight(arrival, router)
-        now = self._kernel.now
-        self._kernel.at(now + self._overhead_seconds, Priority.WIRE, self._submit, request_id)
+        self._flights[request_id] = flight = Flight(arrival, router)
         if arrival.cancel_after_seconds != float("inf"):
-            at = now + arrival.cancel_after_seconds
+            at = max(arrival.at_seconds + arrival.cancel_after_seconds, self._kernel.now)
             self._kernel.at(at, Priority.WIRE, self._cancel, request_id)
+        self._submit(request_id, flight)
 
     def take_snapshot(self, snapshot: Snapshot) -> None:
         """Hand a snapshot to the scheduler."""
@@ -181,10 +179,7 @@ class SimulatedRouter:
 
     # ---- what clients do
 
-    def _submit(self, request_id: str) -> None:
-        flight = self._flights.get(request_id)
-        if flight is None:
-            return
+    def _submit(self, request_id: str, flight: Flight) -> None:
         arrival = flight.arrival
         targets, weight = self._classes[arrival.slo_class]
         request = Request(
