@@ -81,15 +81,21 @@ class Pool:
             and i.state is not State.STALE
         ]
 
+    def committed_kv_tokens(self, instance: Instance) -> float:
+        """Return the KV tokens committed at an instance, by whichever router."""
+        slot = self._slots[instance.instance_id]
+        return (
+            self.view.own.decode_kv_tokens[slot] + self.view.measured.other_decode_kv_tokens[slot]
+        )
+
     def decode_of(self, request_id: str) -> Instance | None:
         """Return where a request's decode is charged; the emptiest decode instance before that."""
         slot = self.ledger.decode_slot(request_id)
         if slot is not None:
             return self.roster.instances[slot]
-        own, other = self.view.own.decode_kv_tokens, self.view.measured.other_decode_kv_tokens
         return min(
             (i for i in self.roster.instances if i.role is not Role.PREFILL),
-            key=lambda i: own[self._slots[i.instance_id]] + other[self._slots[i.instance_id]],
+            key=self.committed_kv_tokens,
             default=None,
         )
 

@@ -27,10 +27,19 @@ def make_scheduler(name: str, settings: Mapping[str, Any] | None, pool: Pool) ->
     """
     if name != LATE_BINDING:
         return Immediate(make_policy(name, settings), pool)
+    return make_late_binding(settings, pool)
+
+
+def make_late_binding(settings: Mapping[str, Any] | None, pool: Pool) -> LateBinding:
+    """Construct late binding over a pool.
+
+    Raises:
+        InvalidSettingError: A setting is unknown or outside its range.
+    """
     values = dict(settings or {})
     try:
         if "fairness" in values:
             values["fairness"] = Fairness(values["fairness"])
         return LateBinding(pool, LateBindingSettings(**values))
     except (TypeError, ValueError) as error:
-        raise InvalidSettingError(f"{name}: {error}") from error
+        raise InvalidSettingError(f"{LATE_BINDING}: {error}") from error

@@ -4,22 +4,27 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import redis.asyncio
 import structlog
-from steelyard.v1 import router_pb2, router_pb2_grpc
+import uvloop
+from steelyard.v1 import dispatch_pb2, dispatch_pb2_grpc, router_pb2, router_pb2_grpc
 
+from dataplane.core.delegation import Delegating
+from dataplane.core.policies.registry import make_policy
 from dataplane.core.pool import Pool
 from dataplane.core.predictor import HistogramPredictor
 from dataplane.core.scheduler import Scheduler
-from dataplane.core.schedulers import make_scheduler
+from dataplane.core.schedulers import LATE_BINDING, make_late_binding, make_scheduler
 from dataplane.gateway.app import Gateway
 from dataplane.router.accounts import Accounts
 from dataplane.router.agents import AgentChannels
 from dataplane.router.desk import Desk
+from dataplane.router.dispatch.coordinator import Dispatching
+from dataplane.router.dispatch.service import DispatchServicer
 from dataplane.router.feed import SnapshotFeed
 from dataplane.router.fleet import Fleet
 from dataplane.router.front import Front
@@ -124,7 +129,8 @@ class RouterApp:
             clock=clock,
             snapshot_age_seconds=lambda: feed.age_seconds,
         )
-        server = self._server(front, intake, journal)
+        dispatching = self._dispatching(client, fleet, feed, lambda: server.address)
+        server = self._server(front, intake, journal, dispatching)
         self._background("feed", feed.run())
         self._background("journal", journal.run())
         self._background("board", board.run())
@@ -178,7 +184,35 @@ class RouterApp:
         feed.listen(fleet.arrived)
         return fleet
 
-    def _server(self, front: Front, intake: Intake, journal: Journal) -> RpcServer:
+    def _dispatching(
+        self,
+        client: redis.asyncio.Redis,
+        fleet: Fleet,
+        feed: SnapshotFeed,
+        address: Callable[[], str],
+    ) -> Dispatching:
+        """Have one router decide for all where the policy binds late and dispatching is on."""
+        settings = self._settings
+        dispatching = Dispatching(
+            client,
+            router_id=self._router_id,
+            address=lambda: settings.advertised_address or address(),
+            policy=LATE_BINDING,
+            clock=self._clock,
+            make_scheduler=lambda pool: make_late_binding(
+                settings.policy_settings.get(LATE_BINDING, {}), pool
+            ),
+            make_front=lambda pool: Delegating(pool, make_policy(settings.fallback_policy)),
+        )
+        if settings.dispatch:
+            fleet.on_pool(dispatching.add)
+            feed.listen(dispatching.arrived)
+        self._stack.push_async_callback(dispatching.stop)
+        return dispatching
+
+    def _server(
+        self, front: Front, intake: Intake, journal: Journal, dispatching: Dispatching
+    ) -> RpcServer:
         desk = Desk(
             fallback=self._settings.fallback_policy, settings=self._settings.policy_settings
         )
@@ -192,9 +226,15 @@ class RouterApp:
             router_pb2_grpc.add_RouterServiceServicer_to_server,
             servicer,
         )
+        dispatch = ServiceBinding.of(
+            dispatch_pb2,
+            "DispatchService",
+            dispatch_pb2_grpc.add_DispatchServiceServicer_to_server,
+            DispatchServicer(dispatching, self._clock),
+        )
         return RpcServer(
             self._settings.server_options(),
-            services=[binding],
+            services=[binding, dispatch],
             registry=self._registry,
             clock=self._clock,
         )
@@ -273,7 +313,8 @@ def main() -> None:
         sys.stdout.write(settings.print_config())
         return
     configure_logging(settings.log_level, settings.log_format)
-    asyncio.run(run(settings))
+    # A gateway writes to a socket for every token, which uvloop does for half the price.
+    (uvloop.run if settings.gateway_listen else asyncio.run)(run(settings))
 
 
 if __name__ == "__main__":

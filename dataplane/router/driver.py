@@ -90,6 +90,14 @@ class PoolDriver:
             scheduler = self._schedulers[policy] = self._make_scheduler(policy, self.pool)
         return scheduler
 
+    def install(self, policy: str, scheduler: Scheduler) -> None:
+        """Have a policy's requests decided by this scheduler, in place of one made by name."""
+        self._schedulers[policy] = scheduler
+
+    def deliver(self, policy: str, actions: list[Action]) -> None:
+        """Hand over actions that came from elsewhere than a call of ours."""
+        self._deliver(policy, actions)
+
     def submit(self, request: Request, policy: str) -> Ticket:
         """Give a request to a policy's scheduler.
 

@@ -1,6 +1,6 @@
 """All pools of a router: who is there, by name, and what arrives about them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from dataplane.core.cluster import Snapshot, empty_measurements
@@ -31,10 +31,15 @@ class Fleet:
         self._clock = clock
         self._on_decision = on_decision
         self._drivers: dict[str, PoolDriver] = {}
+        self._pool_listeners: list[Callable[[PoolDriver], None]] = []
         self.sequence = 0
 
     def __iter__(self) -> Iterator[PoolDriver]:
         return iter(self._drivers.values())
+
+    def on_pool(self, listener: Callable[[PoolDriver], None]) -> None:
+        """Have a listener called with every pool that appears, before it gets its first snapshot."""
+        self._pool_listeners.append(listener)
 
     @property
     def in_flight(self) -> int:
@@ -58,6 +63,8 @@ class Fleet:
             if driver is None:
                 driver = PoolDriver(name, self._make_scheduler, self._clock, self._on_decision)
                 self._drivers[name] = driver
+                for listener in self._pool_listeners:
+                    listener(driver)
             self._journal.write_roster(name, snapshot.roster)
             driver.refresh(SnapshotArrived(snapshot))
         for name in self._drivers.keys() - state.pools.keys():

@@ -28,6 +28,13 @@ class RouterSettings(ServiceSettings, GatewayFields):
     fallback_policy: str = Field(
         "least_loaded", description="answers Route and Explain for policies that bind late"
     )
+    dispatch: bool = Field(
+        default=True,
+        description="policies that bind late: one router a pool decides for all of them",
+    )
+    advertised_address: str = Field(
+        "", description="host:port at which other routers reach this one; empty: where it listens"
+    )
     coalesce_seconds: float = Field(
         0.0, ge=0, le=1, description="how long tokens may wait in an agent to travel together"
     )

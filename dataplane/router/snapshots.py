@@ -1,8 +1,9 @@
 """From serialized snapshots to what the scheduler core reads."""
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -43,12 +44,15 @@ class ClusterState:
     Attributes:
         pools: Each pool's own snapshot, by pool name (model, with its revision where known).
         lengths: Decayed bucket weights of output lengths by key; None where unchanged.
+        leaving_out: Gives the pools with the load of these routers left out as well as this one's:
+            what a dispatcher sees that keeps account of their requests itself.
     """
 
     sequence: int
     roster_version: int
     pools: Mapping[str, Snapshot]
     lengths: Mapping[str, Sequence[float]] | None
+    leaving_out: Callable[[Collection[str]], Mapping[str, Snapshot]]
 
     def aged(self) -> "ClusterState":
         """Return the same state, with its measurements not to be believed any more."""
@@ -86,7 +90,18 @@ class SnapshotReader:
             table = types_pb2.LengthTable.FromString(message.lengths)
             self._lengths_version = message.lengths_version
             lengths = {row.key: tuple(row.weights) for row in table.lengths}
-        columns = self._columns(message)
+        return ClusterState(
+            sequence=message.sequence,
+            roster_version=message.roster_version,
+            pools=self._split(message, ()),
+            lengths=lengths,
+            leaving_out=partial(self._split, message),
+        )
+
+    def _split(
+        self, message: types_pb2.ClusterSnapshot, left_out: Collection[str]
+    ) -> Mapping[str, Snapshot]:
+        columns = self._columns(message, left_out)
         pools = {
             name: Snapshot(
                 sequence=message.sequence,
@@ -97,12 +112,7 @@ class SnapshotReader:
             )
             for name, pool in self._pools.items()
         }
-        return ClusterState(
-            sequence=message.sequence,
-            roster_version=message.roster_version,
-            pools=MappingProxyType(pools),
-            lengths=lengths,
-        )
+        return MappingProxyType(pools)
 
     def _read_roster(self, message: types_pb2.ClusterSnapshot) -> None:
         roster = types_pb2.Roster.FromString(message.roster)
@@ -127,7 +137,9 @@ class SnapshotReader:
         self._count = len(instances)
         self._roster_version = message.roster_version
 
-    def _columns(self, message: types_pb2.ClusterSnapshot) -> dict[str, npt.NDArray[np.float64]]:
+    def _columns(
+        self, message: types_pb2.ClusterSnapshot, left_out: Collection[str]
+    ) -> dict[str, npt.NDArray[np.float64]]:
         loads = message.loads
         count = self._count
         columns = {
@@ -140,7 +152,7 @@ class SnapshotReader:
             "other_decode_kv_tokens": np.zeros(count),
         }
         for row in message.by_router:
-            if row.router_id == self._router_id:
+            if row.router_id == self._router_id or row.router_id in left_out:
                 continue
             columns["other_prefill_requests"] += _column(row.prefill_requests, count)
             columns["other_prefill_tokens"] += _column(row.prefill_tokens, count)

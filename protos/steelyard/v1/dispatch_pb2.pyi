@@ -125,6 +125,7 @@ class Submit(_message.Message):
     PREFILL_INSTANCE_ID_FIELD_NUMBER: _builtins.int
     DECODE_INSTANCE_ID_FIELD_NUMBER: _builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    URGENCY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     prompt_tokens: _builtins.int
@@ -141,6 +142,8 @@ class Submit(_message.Message):
     """A decode that is already under way, where there is one."""
     generated_tokens: _builtins.int
     """Tokens it has generated so far."""
+    urgency: _builtins.float
+    """The class's weight in costs."""
     @_builtins.property
     def slo(self) -> _types_pb2.SloTargets:
         """Targets that hold for it."""
@@ -167,10 +170,11 @@ class Submit(_message.Message):
         prefill_instance_id: _builtins.str = ...,
         decode_instance_id: _builtins.str = ...,
         generated_tokens: _builtins.int = ...,
+        urgency: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "decode_instance_id", b"decode_instance_id", "excluded_instance_ids", b"excluded_instance_ids", "generated_tokens", b"generated_tokens", "max_tokens", b"max_tokens", "predicted_tokens", b"predicted_tokens", "prefill_instance_id", b"prefill_instance_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "slo", b"slo", "slo_class", b"slo_class"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "decode_instance_id", b"decode_instance_id", "excluded_instance_ids", b"excluded_instance_ids", "generated_tokens", b"generated_tokens", "max_tokens", b"max_tokens", "predicted_tokens", b"predicted_tokens", "prefill_instance_id", b"prefill_instance_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "slo", b"slo", "slo_class", b"slo_class", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

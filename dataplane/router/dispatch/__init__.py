@@ -1,0 +1,1 @@
+"""One dispatcher a pool, many front ends: lease, links, hub."""
