@@ -18,9 +18,9 @@ class ControlPlaneSettings(ServiceSettings):
         env_prefix="STEELYARD_CONTROLPLANE_",
     )
 
-    listen: str = Field("127.0.0.1:7070", description="host:port of gRPC")
+    listen: str = Field("127.0.0.1:7420", description="host:port of gRPC")
     http_listen: str | None = Field(
-        "127.0.0.1:7071", description="host:port of the page, /metrics and /healthz"
+        "127.0.0.1:7421", description="host:port of the page, /metrics and /healthz"
     )
     replica_id: str = Field("", description="name of this replica; made up where empty")
     report_interval_seconds: float = Field(

@@ -1,4 +1,4 @@
-"""The name of every key in Redis; what each holds is in docs/architecture.md."""
+"""The name of every key in Redis; what an operator reads there is in docs/redis.md."""
 
 PREFIX = "steelyard:"
 
