@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 from steelyard.v1 import router_pb2, types_pb2
 
 from dataplane.core.cluster import Instance, Role, Roster, State
@@ -123,3 +124,12 @@ def _check_sampling(sampling: types_pb2.SamplingParams, max_tokens: int) -> None
             "sampling.min_tokens",
             f"is {sampling.min_tokens}; it is at most max_tokens ({max_tokens})",
         )
+    if any(not stop for stop in sampling.stop):
+        raise InvalidArgument.of("sampling.stop", "holds an empty string; each has a character")
+    if sampling.extra_json:
+        try:
+            msgspec.json.decode(sampling.extra_json, type=dict[str, object])
+        except msgspec.DecodeError as error:
+            raise InvalidArgument.of(
+                "sampling.extra_json", f"is no JSON object: {error}"
+            ) from error
