@@ -45,6 +45,7 @@ class PoolCoordinator:
         self._link: LocalLink | RemoteLink | None = None
         self._state: ClusterState | None = None
         self._retry: asyncio.TimerHandle | None = None
+        self._log = structlog.get_logger("dataplane.router.dispatch")
 
     def follow(self, lease: Lease) -> None:
         """Say which lease is followed; its `on_change` is `changed`."""
@@ -104,11 +105,19 @@ class PoolCoordinator:
     def _take(self, action: Action) -> None:
         self.driver.deliver(self._policy, self._delegating.bound(action))
 
-    def _lost(self, link: RemoteLink) -> None:
+    def _lost(self, link: RemoteLink, reason: str) -> None:
         if link is not self._link:
             return
-        self._leave()
         holder = link.holder
+        if self._delegating.attached:
+            self._log.warning(
+                "dispatcher_lost",
+                pool=self.driver.name,
+                dispatcher=holder.router_id,
+                token=holder.token,
+                reason=reason,
+            )
+        self._leave()
         self._retry = asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._again, holder)
 
     def _again(self, holder: Holder) -> None:

@@ -5,10 +5,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 import grpc
-import structlog
 from steelyard.v1 import dispatch_pb2, dispatch_pb2_grpc
 
-from dataplane.core.delegation import Forward
+from dataplane.core.delegation import Forward, Submission
 from dataplane.core.events import Action, TokensStreamed
 from dataplane.router.dispatch.hub import Hub
 from dataplane.router.dispatch.lease import Holder
@@ -56,7 +55,7 @@ class RemoteLink:
         clock: Clock,
         on_ready: Callable[["RemoteLink"], None],
         on_action: Callable[[Action], None],
-        on_lost: Callable[["RemoteLink"], None],
+        on_lost: Callable[["RemoteLink", str], None],
     ) -> None:
         self.holder = holder
         self._pool = pool
@@ -68,7 +67,6 @@ class RemoteLink:
         self._outgoing: deque[dispatch_pb2.AttachRequest] = deque()
         self._tokens: dict[str, int] = {}
         self._wake = asyncio.Event()
-        self._log = structlog.get_logger("dataplane.router.dispatch")
         self._task = asyncio.get_running_loop().create_task(self._run(), name="dispatch-link")
 
     def send(self, message: Forward) -> None:
@@ -82,9 +80,11 @@ class RemoteLink:
                 loop = asyncio.get_running_loop()
                 loop.call_later(_TOKENS_EVERY_SECONDS, self._flush_tokens)
             return
-        counted = self._tokens.pop(message.request_id, 0) if hasattr(message, "request_id") else 0
-        if counted:
-            self._push(TokensStreamed(message.request_id, counted))  # type: ignore[union-attr]
+        if not isinstance(message, Submission):
+            # Events of one request stay in order.
+            counted = self._tokens.pop(message.request_id, 0)
+            if counted:
+                self._push(TokensStreamed(message.request_id, counted))
         self._push(message)
 
     def close(self) -> None:
@@ -109,10 +109,7 @@ class RemoteLink:
             reason = "it fell silent"
         except grpc.aio.AioRpcError as error:
             reason = error.details() or error.code().name
-        self._log.warning(
-            "dispatcher_lost", pool=self._pool, dispatcher=self.holder.router_id, reason=reason
-        )
-        self._on_lost(self)
+        self._on_lost(self, reason)
 
     async def _follow(self, stub: dispatch_pb2_grpc.DispatchServiceStub) -> None:
         call = stub.Attach(self._requests())
