@@ -47,7 +47,7 @@ class SnapshotFeed:
                 async for raw in self._store.snapshots():
                     self._take(types_pb2.ClusterSnapshot.FromString(raw))
             except RedisUnavailable as error:
-                self._log.warning("snapshots_interrupted", reason=error.message)
+                self._log.debug("snapshots_interrupted", reason=error.message)
                 await self._clock.sleep(_RETRY_SECONDS)
 
     async def watch(self) -> AsyncGenerator[types_pb2.ClusterSnapshot, None]:

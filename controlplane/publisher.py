@@ -78,6 +78,7 @@ class Publisher:
         self._log = structlog.get_logger("controlplane.publisher")
         self._held: _Held | None = None
         self._answered_monotonic = clock.monotonic()
+        self._interrupted = False
         self._last_sequence = 0
         self._last_roster_version = 0
 
@@ -145,10 +146,16 @@ class Publisher:
         try:
             await self.step()
         except RedisUnavailable as error:
-            self._log.warning("publishing_interrupted", reason=error.message)
             self._lose()
+            if not self._interrupted:  # one line an outage, not one a tick
+                self._log.warning("redis_lost", reason=error.message)
+            self._interrupted = True
             return False
-        self._answered_monotonic = self._clock.monotonic()
+        now = self._clock.monotonic()
+        if self._interrupted:
+            self._log.info("redis_back", away_seconds=round(now - self._answered_monotonic, 3))
+        self._interrupted = False
+        self._answered_monotonic = now
         return True
 
     def _take(self, tick: Tick) -> _Held:

@@ -48,7 +48,7 @@ class Gatherer:
             try:
                 await self._flush()
             except RedisUnavailable as error:
-                self._log.warning("writing_interrupted", what=self._name, reason=error.message)
+                self._log.debug("writing_interrupted", what=self._name, reason=error.message)
                 self._waiting.set()
                 await self._clock.sleep(_RETRY_SECONDS)
 

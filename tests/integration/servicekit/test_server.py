@@ -1,90 +1,30 @@
 """The server over loopback: errors, metrics, logs, health, reflection, channelz, stopping."""
 
 import asyncio
-import importlib.util
-import sys
-from pathlib import Path
 
 import aiohttp
 import grpc
 import pytest
-import pytest_asyncio
 import structlog
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from prometheus_client import CollectorRegistry
 
 from servicekit import probe
-from servicekit.channel import open_channel
-from servicekit.clock import SystemClock
-from servicekit.errors import NotFound
 from servicekit.options import ServerOptions
-from servicekit.server import RpcServer
-from servicekit.status import from_rpc_error
 
-_spec = importlib.util.spec_from_file_location(
-    "servicekit_echo", Path(__file__).with_name("echo.py")
-)
-echo = importlib.util.module_from_spec(_spec)
-sys.modules["servicekit_echo"] = echo
-_spec.loader.exec_module(echo)
+NAME = "test.Echo"
+KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
-def translate(error: Exception):
-    """Give FileNotFoundError a meaning."""
-    return NotFound(str(error)) if isinstance(error, FileNotFoundError) else None
-
-
-class Running:
-    """A served Echo and a channel to it."""
-
-    def __init__(self, **options) -> None:
-        self.registry = CollectorRegistry()
-        self.service = echo.Echo()
-        self.server = RpcServer(
-            ServerOptions(http_listen="127.0.0.1:0", max_message_bytes=65_536, **options),
-            services=[self.service.binding()],
-            registry=self.registry,
-            clock=SystemClock(),
-            translate=translate,
-        )
-
-    async def __aenter__(self):
-        await self.server.start()
-        await self.server.set_serving(True)
-        self.channel = open_channel(self.server.address)
-        return self
-
-    async def __aexit__(self, *_):
-        await self.channel.close()
-        await self.server.stop(grace_seconds=0)
-
-    def handled(self, kind: str, code: str) -> float:
-        labels = {"grpc_service": echo.NAME, "grpc_method": kind, "grpc_code": code}
-        return self.registry.get_sample_value("grpc_server_handled_total", labels) or 0.0
-
-    async def fail(self, kind: str, text, **arguments):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await echo.call(self.channel, kind, text, **arguments)
-        return from_rpc_error(caught.value)
-
-
-@pytest_asyncio.fixture
-async def running():
-    """Yield a served Echo."""
-    async with Running() as server:
-        yield server
-
-
 @pytest.mark.asyncio
-@pytest.mark.parametrize("kind", echo.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_every_kind_answers_counts_and_logs_one_line(running, kind):
     """A call of each kind is answered, counted OK, and logged once with what the handler added."""
     with structlog.testing.capture_logs() as lines:
-        answers = await echo.call(running.channel, kind, "hello")
+        answers = await running.call(kind, "hello")
 
     assert set(answers) == {"hello"}
     assert running.handled(kind, "OK") == 1
@@ -95,7 +35,7 @@ async def test_every_kind_answers_counts_and_logs_one_line(running, kind):
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("kind", echo.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_our_errors_arrive_as_rich_statuses(running, kind):
     """An InvalidArgument reaches the caller with its reason and the field that is wrong."""
     error = await running.fail(kind, "invalid")
@@ -117,7 +57,7 @@ async def test_retry_advice_travels(running):
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("kind", echo.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_bug_is_internal_logged_once_and_not_leaked(running, kind):
     """An unhandled exception is INTERNAL without its text; the log has it once with traceback."""
     with structlog.testing.capture_logs() as lines:
@@ -160,7 +100,7 @@ async def test_a_passed_deadline_is_counted_as_such(running, kind):
 @pytest.mark.asyncio
 async def test_a_cancelled_call_is_counted_as_such(running):
     """A handler whose caller left is cancelled and counted as CANCELLED."""
-    task = asyncio.create_task(echo.call(running.channel, "unary_stream", "hang"))
+    task = asyncio.create_task(running.call("unary_stream", "hang"))
     await running.service.entered.wait()
     task.cancel()
     await running.service.left.wait()
@@ -169,7 +109,7 @@ async def test_a_cancelled_call_is_counted_as_such(running):
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("kind", echo.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [100_000, 10_000_000])
 async def test_too_long_messages_are_refused_clearly(running, kind, size):
     """A message over the limit is RESOURCE_EXHAUSTED, and says its size and the limit."""
@@ -183,7 +123,7 @@ async def test_too_long_messages_are_refused_clearly(running, kind, size):
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("kind", echo.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_invalid_utf8_names_the_field(running, kind):
     """A string that is not UTF-8 is INVALID_ARGUMENT naming the field."""
     error = await running.fail(kind, b"\x0a\x02\xff\xfe")
@@ -205,8 +145,8 @@ async def test_trace_context_passes_through(running):
     """The next hop gets the caller's trace id under a span of our own."""
     parent = f"00-{TRACE}-b7ad6b7169203331-01"
     with structlog.testing.capture_logs() as lines:
-        (child,) = await echo.call(
-            running.channel, "unary_unary", "metadata", metadata=(("traceparent", parent),)
+        (child,) = await running.call(
+            "unary_unary", "metadata", metadata=(("traceparent", parent),)
         )
 
     assert child.startswith(f"00-{TRACE}-")
@@ -218,7 +158,7 @@ async def test_trace_context_passes_through(running):
 @pytest.mark.asyncio
 async def test_unknown_methods_are_unimplemented(running):
     """A method that nobody serves is UNIMPLEMENTED."""
-    method = running.channel.unary_unary(f"/{echo.NAME}/Nothing")
+    method = running.channel.unary_unary(f"/{NAME}/Nothing")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await method(b"")
 
@@ -229,7 +169,7 @@ async def test_unknown_methods_are_unimplemented(running):
 async def test_health_follows_set_serving(running):
     """Health answers for the server and each service, over gRPC, HTTP and the probe."""
     stub = health_pb2_grpc.HealthStub(running.channel)
-    for name in ("", echo.NAME):
+    for name in ("", NAME):
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     assert await asyncio.to_thread(probe.main, [running.server.address]) == 0
@@ -257,7 +197,7 @@ async def test_reflection_lists_the_services(running):
     answers = [answer async for answer in stub.ServerReflectionInfo(iter([request]))]
     names = {service.name for service in answers[0].list_services_response.service}
 
-    assert {echo.NAME, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz"} <= names
+    assert {NAME, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz"} <= names
 
 
 @pytest.mark.asyncio
@@ -272,7 +212,7 @@ async def test_channelz_answers(running):
 @pytest.mark.asyncio
 async def test_metrics_page_shows_the_calls(running):
     """The HTTP side serves the registry's text."""
-    await echo.call(running.channel, "unary_unary", "hello")
+    await running.call("unary_unary", "hello")
     status, text = await _get(running, "/metrics")
 
     assert status == 200
@@ -280,9 +220,9 @@ async def test_metrics_page_shows_the_calls(running):
 
 
 @pytest.mark.asyncio
-async def test_stop_lets_calls_finish_within_the_grace():
+async def test_stop_lets_calls_finish_within_the_grace(serve):
     """Stopping tells health first, cuts what does not end in its grace, and closes the port."""
-    async with Running(drain_grace_seconds=0.2) as running:
+    async with serve(drain_grace_seconds=0.2) as running:
         hanging = asyncio.create_task(running.fail("unary_unary", "hang"))
         await running.service.entered.wait()
         watch = health_pb2_grpc.HealthStub(running.channel).Watch(health_pb2.HealthCheckRequest())
@@ -305,15 +245,15 @@ async def test_stop_lets_calls_finish_within_the_grace():
 
 
 @pytest.mark.asyncio
-async def test_a_taken_port_is_an_os_error(running):
+async def test_a_taken_port_is_an_os_error(running, serve):
     """Starting on somebody else's port fails with the address in the message."""
-    second = Running()
+    second = serve()
     second.server.options = ServerOptions(listen=running.server.address)
     with pytest.raises(OSError, match=str(running.server.port)):
         await second.server.start()
 
 
-async def _get(running: Running, path: str) -> tuple[int, str]:
+async def _get(running, path: str) -> tuple[int, str]:
     url = f"http://127.0.0.1:{running.server.http_port}{path}"
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
         return answer.status, await answer.text()
