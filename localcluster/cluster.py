@@ -195,6 +195,14 @@ class LocalCluster:
                 f"{ready} of {count} instances were ready after {timeout_seconds:g} s"
             ) from error
 
+    async def wait_serving(self) -> None:
+        """Wait until all routers serve.
+
+        Raises:
+            ClusterError: One does not.
+        """
+        await self._wait_serving(self.addresses.routers)
+
     async def _wait_serving(self, addresses: list[str]) -> None:
         try:
             async with asyncio.timeout(START_TIMEOUT_SECONDS):
