@@ -17,6 +17,7 @@ from dataplane.core.delegation import Delegating
 from dataplane.core.policies.registry import make_policy
 from dataplane.core.pool import Pool
 from dataplane.core.predictor import HistogramPredictor
+from dataplane.core.recording import Recording
 from dataplane.core.scheduler import Scheduler
 from dataplane.core.schedulers import LATE_BINDING, make_late_binding, make_scheduler
 from dataplane.gateway.app import Gateway
@@ -160,8 +161,14 @@ class RouterApp:
     def _fleet(self, journal: Journal, metrics: RouterMetrics, feed: SnapshotFeed) -> Fleet:
         settings = self._settings
 
+        events = Journal(settings.events_path, self._clock)
+        self._background("events", events.run())
+
         def scheduler(name: str, pool: Pool) -> Scheduler:
-            return make_scheduler(name, settings.policy_settings.get(name, {}), pool)
+            made = make_scheduler(name, settings.policy_settings.get(name, {}), pool)
+            if not events.enabled:
+                return made
+            return Recording(made, lambda row: events.write({**row, "policy": name}))
 
         # A policy that cannot be made is told at the start, not to the first client.
         scheduler(settings.policy, Pool())

@@ -45,6 +45,10 @@ class RouterSettings(ServiceSettings, GatewayFields):
     journal_views: bool = Field(
         default=True, description="rows carry all candidates' loads, to replay the decision"
     )
+    events_path: Path | None = Field(
+        None,
+        description="JSONL file of all that schedulers were told, to replay it; dispatchers are not recorded",
+    )
     predictor_error: float = Field(
         0.0, ge=0, description="relative error injected into predicted lengths, for experiments"
     )
