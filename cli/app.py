@@ -18,6 +18,8 @@ app.command("cli.up:up")
 app.command("cli.demo:demo")
 app.command("cli.generate:generate")
 app.command("cli.ctl:ctl", name="ctl")
+app.command("calibrator.app:calibrate")
+app.command("evaluation.app:evaluate")
 
 
 def main() -> None:
