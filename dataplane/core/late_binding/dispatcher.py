@@ -2,22 +2,18 @@
 
 from dataclasses import dataclass
 from math import inf
-from typing import TypeAlias
 
 from dataplane.core.late_binding.calibration import HandoffTime
+from dataplane.core.late_binding.candidates import Candidates
 from dataplane.core.late_binding.engines import Engines
 from dataplane.core.late_binding.gate import DecodeGate, Group, Hold
 from dataplane.core.late_binding.lines import Batch, Line
-from dataplane.core.late_binding.pace import Pace
 from dataplane.core.late_binding.queue import WaitQueue
 from dataplane.core.late_binding.settings import LateBindingSettings
-from dataplane.core.late_binding.waiting import Lane, Waiting
+from dataplane.core.late_binding.waiting import Waiting
 
-_LAST = 1e3
 _GATED_SECONDS = 0.1
 _FIXED_SHARE = 0.3
-# Order, sequence, cost and laxity in seconds, request.
-Candidate: TypeAlias = tuple[float, int, float, float, Waiting]
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +65,7 @@ class Dispatcher:
         self._engines = engines
         self._gate = gate
         self._handoff = handoff
+        self._candidates = Candidates(queue, by_laxity=settings.order_by_laxity)
         self._share = settings.fairness.terms.work_share
         self.credit_seconds = 0.0
         self.loosest_tpot_seconds = inf
@@ -78,7 +75,9 @@ class Dispatcher:
         self._forming: list[Forming] = []
         self._stash: list[Line] = []
         self._blocked = False
+        self._prepared = False
         self._passed_over = False
+        self._after_seconds = 0.0
         self._mode: tuple[bool, bool] | None = None
 
     def after_prefill_seconds(self) -> float:
@@ -94,13 +93,7 @@ class Dispatcher:
             self._forming = []
             self._now = now
         self._blocked = False
-        self._passed_over = False
-        self._mode = None
-        self._gate.forget()
-        if self._held is not None and self._held.lane is None:
-            self._held = self._gate.hold = None
-        fixed = self._engines.fleet.fixed_seconds + self.after_prefill_seconds()
-        self._queue.give_up(now + fixed - self._settings.doomed_after_seconds)
+        self._prepared = False
 
     def end(self) -> float:
         """Stop deciding; return when the next line is to be given more, infinity if by an event."""
@@ -108,11 +101,11 @@ class Dispatcher:
         for line in self._stash:
             self._engines.ready.update(line)
         self._stash.clear()
-        return at if self._queue else inf
+        return at if self._queue.size else inf
 
     def pick(self, now: float, *, nothing_in_flight: bool) -> Pick | None:
         """Return the next request to send; the caller sends it and tells `sent`."""
-        while self._queue and not self._blocked:
+        while self._queue.size and not self._blocked:
             line = self._engines.ready.pop(now)
             if line is None:
                 break
@@ -128,6 +121,19 @@ class Dispatcher:
                     self._stash.remove(line)
                     return pick
         return None if self._blocked else self._fill(now)
+
+    def _prepare(self, now: float) -> None:
+        """Forget what was computed at an earlier instant; give up those who are late by now."""
+        self._prepared = True
+        self._passed_over = False
+        self._mode = None
+        self._after_seconds = self.after_prefill_seconds()
+        self._gate.forget()
+        self._candidates.forget()
+        if self._held is not None and self._held.lane is None:
+            self._held = self._gate.hold = None
+        fixed = self._engines.fleet.fixed_seconds + self._after_seconds
+        self._queue.give_up(now + fixed - self._settings.doomed_after_seconds)
 
     def sent(self, pick: Pick, batch: Batch) -> None:
         """Take in that a pick was sent as part of `batch`."""
@@ -156,7 +162,7 @@ class Dispatcher:
         for forming in self._forming:
             if forming.batch is None or not forming.batch.open:
                 continue
-            while self._queue and not forming.closed and forming.seconds < most:
+            while self._queue.size and not forming.closed and forming.seconds < most:
                 pick = self._choose(forming.line, now, forming)
                 if pick is not None:
                     return pick
@@ -164,8 +170,10 @@ class Dispatcher:
         return None
 
     def _choose(self, line: Line, now: float, forming: Forming | None) -> Pick | None:
+        if not self._prepared:
+            self._prepare(now)
         ahead = line.remaining_seconds(now) if forming is None else forming.seconds
-        fixed = line.pace.fixed_seconds + self.after_prefill_seconds()
+        fixed = line.pace.fixed_seconds + self._after_seconds
         group = self._engines.groups[line]
         if forming is None:
             pick = self._overdue(line, group, now)
@@ -208,41 +216,16 @@ class Dispatcher:
             limit = min(forming.slack_seconds, most - forming.seconds)
             urgent = min(urgent, most - forming.seconds)
         weight = settings.cost_weight_overloaded if overloaded else settings.cost_weight
-        candidates: list[Candidate] = []
-        for lane in queue.on_time.values():
-            if forming is not None and pace.prompt_seconds(lane.low_tokens) > limit:
-                continue
-            last = 0.0
-            found = _in_time(lane, pace, start_by, urgent)
-            if found is None and urgent > 0.0:
-                found, last = _in_time(lane, pace, start_by, 0.0), _LAST
-            if found is None or found[0] > limit:
-                continue
-            cost, laxity, item = found
-            order = laxity + weight * cost + last
-            if not settings.order_by_laxity:
-                order = item.request.arrived_at
-            candidates.append((order, item.sequence, cost, laxity, item))
-        return self._first_with_room(line, group, candidates, forming)
-
-    def _first_with_room(
-        self,
-        line: Line,
-        group: Group,
-        candidates: list[Candidate],
-        forming: Forming | None,
-    ) -> Pick | None:
-        candidates.sort()
         refused = 0
-        for _, _, cost, laxity, item in candidates:
-            if self._shuns(item, line):
+        for cost, laxity, item in self._candidates.ordered(pace, weight, start_by, urgent):
+            if cost > limit or self._shuns(item, line):
                 continue
             slot = self._room(group, item, reserved=False)
             if slot is not None:
                 return Pick(line, item, cost, laxity, forming, slot)
             self._refused_at = self._now
             refused += 1
-            if refused > self._settings.gate_tries:
+            if refused > settings.gate_tries:
                 break
         return None
 
@@ -316,30 +299,13 @@ class Dispatcher:
         """Tell whether prefill cannot make all deadlines, and whether with small prompts."""
         if self._mode is None:
             engines, queue = self._engines, self._queue
-            fixed = engines.fleet.fixed_seconds + self.after_prefill_seconds()
+            fixed = engines.fleet.fixed_seconds + self._after_seconds
             overloaded = self._now - self._refused_at >= _GATED_SECONDS and queue.overloaded(
                 engines.fleet, len(engines.usable), self._now + fixed
             )
             mean = queue.mean_prompt_seconds(engines.fleet)
             self._mode = (overloaded, overloaded and mean < self._settings.small_prompt_seconds)
         return self._mode
-
-
-def _in_time(
-    lane: Lane, pace: Pace, start_by: float, urgent_seconds: float
-) -> tuple[float, float, Waiting] | None:
-    """Return cost, laxity and request of the first in a lane that can still be on time."""
-    item = lane.first_from(start_by + urgent_seconds)
-    for _ in range(2):
-        if item is None:
-            return None
-        cost = pace.prompt_seconds(item.request.prompt_tokens)
-        laxity = item.deadline - cost - start_by
-        if laxity >= 0.0:
-            return cost, laxity, item
-        # The engine is slower than was thought on submission.
-        item = lane.first_from(item.latest_start - laxity)
-    return None
 
 
 def _age(item: Waiting) -> tuple[float, int]:

@@ -24,15 +24,20 @@ class WaitQueue:
     def __init__(self) -> None:
         self.on_time: dict[LaneName, Lane] = {}
         self.late: dict[LaneName, Lane] = {}
+        self.size = 0
         self.on_time_count = 0
-        self.late_count = 0
         self._tokens = 0
         self._squares = 0
         self._slots: dict[float, list[int]] = {}
         self._order: list[float] = []
 
     def __len__(self) -> int:
-        return self.on_time_count + self.late_count
+        return self.size
+
+    @property
+    def late_count(self) -> int:
+        """Those given up as late."""
+        return self.size - self.on_time_count
 
     def __repr__(self) -> str:
         return f"<WaitQueue {self.on_time_count} on time, {self.late_count} late>"
@@ -47,6 +52,7 @@ class WaitQueue:
         if lane is None:
             lane = self.on_time[key] = Lane(key, ceil(2.0 ** (size / 2.0)))
         lane.add(item.latest_start, item)
+        self.size += 1
         self.on_time_count += 1
         self._count(item, tokens)
 
@@ -60,7 +66,7 @@ class WaitQueue:
         if lane is None:
             lane = self.late[name] = Lane(name)
         lane.add(item.request.arrived_at, item)
-        self.late_count += 1
+        self.size += 1
 
     def remove(self, item: Waiting) -> None:
         """Take a request out; one that is not in here is ignored."""
@@ -68,8 +74,8 @@ class WaitQueue:
         if lane is None:
             return
         lane.remove(item)
+        self.size -= 1
         if item.doomed:
-            self.late_count -= 1
             if not lane.live:
                 del self.late[lane.name]
             return

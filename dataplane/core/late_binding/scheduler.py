@@ -94,7 +94,7 @@ class LateBinding:
             return []
         if not self.engines.usable:
             return [Reject(request_id, self.pool.view.why_no_prefill())]
-        if len(self.queue) >= self.settings.queue_limit:
+        if self.queue.size >= self.settings.queue_limit:
             return [Reject(request_id, RejectReason.QUEUE_FULL)]
         flight = self._flights[request_id] = Flight(request)
         self._wait(flight, now)
@@ -158,13 +158,14 @@ class LateBinding:
 
     def _dispatch(self, now: float) -> list[Action]:
         """Send what is to be sent now."""
-        if not self.queue:
+        queue, flights = self.queue, self._flights
+        if not queue.size:
             return []
         actions: list[Action] = []
         dispatcher = self.dispatcher
         dispatcher.begin(now)
         while True:
-            idle = len(self._flights) == len(self.queue)
+            idle = len(flights) == queue.size
             pick = dispatcher.pick(now, nothing_in_flight=idle)
             if pick is None:
                 break
