@@ -14,6 +14,7 @@ from controlplane import wire
 from controlplane.calibration_lock import CalibrationLock
 from controlplane.core.liveness import Signal, State, Timing, step
 from controlplane.core.registry import Change
+from controlplane.core.values import Outcome
 from controlplane.errors import ChangedMeanwhile, UnknownInstance
 from controlplane.feed import SnapshotFeed
 from controlplane.library import Library
@@ -22,6 +23,7 @@ from controlplane.sinks import OutcomeSink, ReportSink
 from controlplane.store import Store
 from servicekit.clock import Clock
 from servicekit.errors import InvalidArgument
+from servicekit.streams import until_stopping
 from servicekit.tracing import add_log_fields
 
 _STORE_PATIENCE_SECONDS = 2.0
@@ -75,22 +77,21 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     ) -> AsyncIterator[control_pb2.ReportResponse]:
         """Take telemetry; the answer says when the next is wanted at the latest."""
         admitted: tuple[str, str] | None = None
-        async for request in request_iterator:
-            report = wire.report_from(request)
-            key = (report.instance_id, report.epoch)
-            if key != admitted:
-                await self._reports.admit(*key)
-                admitted = key
-                add_log_fields(instance_id=report.instance_id, epoch=report.epoch)
-            self._reports.offer(report)
-            state = self._feed.states.get(report.instance_id, State.JOINING)
-            yield control_pb2.ReportResponse(
-                accepted_sequence=request.sequence,
-                report_interval=wire.duration(self._steered().report_interval_seconds),
-                state=_state(state),
-            )
-            if self._stopping.is_set():
-                return
+        async with aclosing(until_stopping(request_iterator, self._stopping)) as requests:
+            async for request in requests:
+                report = wire.report_from(request)
+                key = (report.instance_id, report.epoch)
+                if key != admitted:
+                    await self._reports.admit(*key)
+                    admitted = key
+                    add_log_fields(instance_id=report.instance_id, epoch=report.epoch)
+                self._reports.offer(report)
+                state = self._feed.states.get(report.instance_id, State.JOINING)
+                yield control_pb2.ReportResponse(
+                    accepted_sequence=request.sequence,
+                    report_interval=wire.duration(self._steered().report_interval_seconds),
+                    state=_state(state),
+                )
 
     async def WatchCluster(
         self, request: control_pb2.WatchClusterRequest, context: Any
@@ -158,18 +159,17 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     async def ReportOutcomes(
         self, request_iterator: AsyncIterator[control_pb2.ReportOutcomesRequest], context: Any
     ) -> control_pb2.ReportOutcomesResponse:
-        """Store finished requests as they come; answer once the last is stored."""
+        """Store finished requests as they come; answer once the last is stored.
+
+        A stopping replica answers early with what it has; the caller opens a new stream.
+        """
         accepted = ticket = 0
-        async for request in request_iterator:
-            outcome = wire.outcome_from(request.outcome)
-            ticket = self._outcomes.offer(outcome)
-            accepted += 1
-            known = outcome.slo_class in self._feed.roster.slo.classes
-            self._metrics.outcomes.labels(
-                outcome.slo_class if known else "other",
-                outcome.status,
-                str(outcome.slo_met).lower(),
-            ).inc()
+        async with aclosing(until_stopping(request_iterator, self._stopping)) as requests:
+            async for request in requests:
+                outcome = wire.outcome_from(request.outcome)
+                ticket = self._outcomes.offer(outcome)
+                accepted += 1
+                self._count(outcome)
         add_log_fields(outcomes=accepted)
         await self._outcomes.written(ticket, _STORE_PATIENCE_SECONDS)
         return control_pb2.ReportOutcomesResponse(accepted=accepted)
@@ -190,6 +190,12 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         async with aclosing(self._calibration.hold(request.holder, self._stopping)) as leases:
             async for seconds in leases:
                 yield control_pb2.HoldCalibrationResponse(lease=wire.duration(seconds))
+
+    def _count(self, outcome: Outcome) -> None:
+        known = outcome.slo_class in self._feed.roster.slo.classes
+        slo_class = outcome.slo_class if known else "other"
+        slo_met = str(outcome.slo_met).lower()
+        self._metrics.outcomes.labels(slo_class, outcome.status, slo_met).inc()
 
     def _steered(self) -> Timing:
         """How often agents report now: less often where there are very many."""

@@ -204,6 +204,21 @@ async def test_outcomes_of_an_open_stream_do_not_wait_for_its_end(cluster):
     assert (await call).accepted == 1
 
 
+async def test_an_open_stream_of_outcomes_does_not_hold_up_a_stop(cluster):
+    """A stopping replica stores what came, answers with how many, and does not wait for more."""
+    replica, stub = await cluster.replica(drain_grace_seconds=600.0)
+    call = stub.ReportOutcomes()
+    await call.write(outcome(1))
+
+    async def stored():
+        return await cluster.client.xlen(redis_keys.OUTCOMES) == 1
+
+    await cluster.eventually(stored)
+    await asyncio.wait_for(cluster.stop(replica), 30)
+
+    assert (await call).accepted == 1
+
+
 async def test_a_bad_outcome_names_the_field(cluster):
     """A number that cannot be ends the stream with INVALID_ARGUMENT."""
     _, stub = await cluster.replica()
