@@ -58,6 +58,8 @@ class Prefilled:
     ticket: HandoffTicket
     result: PrefillResult
     engine_seconds: float
+    tokens_ahead: int
+    """Prompt tokens accepted before it and not prefilled when it came."""
 
 
 class Generation:
@@ -151,13 +153,20 @@ class Agent:
             raise DuplicateRequest(f"request {job.request_id} is being prefilled here already")
         check_prefill(job, self._description)
         begin = self._clock.monotonic()
+        tokens_ahead = self.accounting.tokens(ChargePhase.PREFILL)
         charge = self.accounting.charge(router_id, ChargePhase.PREFILL, len(job.prompt))
         try:
             result = await self._abortable_prefill(job)
         except BaseException:
             charge.free()
             raise
-        return self._hold(job, result, charge, self._clock.monotonic() - begin)
+        ticket = self._hold(job, result, charge)
+        return Prefilled(
+            ticket=ticket,
+            result=result,
+            engine_seconds=self._clock.monotonic() - begin,
+            tokens_ahead=tokens_ahead,
+        )
 
     async def decode(
         self,
@@ -278,9 +287,7 @@ class Agent:
         finally:
             del self._prefills[job.request_id]
 
-    def _hold(
-        self, job: PrefillJob, result: PrefillResult, charge: Charge, engine_seconds: float
-    ) -> Prefilled:
+    def _hold(self, job: PrefillJob, result: PrefillResult, charge: Charge) -> HandoffTicket:
         """Write a finished prefill into the table of what is held."""
         ticket = HandoffTicket(
             handoff_id=uuid.uuid4().hex,
@@ -302,7 +309,7 @@ class Agent:
                 since_seconds=self._clock.monotonic(),
             )
         )
-        return Prefilled(ticket=ticket, result=result, engine_seconds=engine_seconds)
+        return ticket
 
     def _admit(
         self, ticket: HandoffTicket, prompt: Sequence[int], valid_for_seconds: float | None

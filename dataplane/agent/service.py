@@ -51,6 +51,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> None:
         """Generate; a coroutine that writes, so that a cancelled call ends it at once."""
         Deadline.from_context(context, self._clock).check()
+        begin = self._clock.monotonic()
         job = wire.decode_job(request)
         with_handoff = request.HasField("handoff")
         valid_for = request.HasField("handoff_valid_for")
@@ -69,11 +70,15 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         )
         coalesce_seconds = wire.seconds_of(request.coalesce) if request.HasField("coalesce") else 0
         try:
-            await self._relay(generation, context, min(coalesce_seconds, _MAX_COALESCE_SECONDS))
+            await self._relay(
+                generation, context, begin, min(coalesce_seconds, _MAX_COALESCE_SECONDS)
+            )
         finally:
             await generation.close()
 
-    async def _relay(self, generation: Generation, context: Any, coalesce_seconds: float) -> None:
+    async def _relay(
+        self, generation: Generation, context: Any, begin: float, coalesce_seconds: float
+    ) -> None:
         """Write chunks until the end.
 
         The first token goes out at once. After each message the stream rests for the coalescing
@@ -82,11 +87,15 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         tokens = messages = 0
         while True:
             chunk = await generation.read()
+            response = wire.decode_response(chunk)
+            if chunk.token_ids and not tokens:
+                elapsed_seconds = self._clock.monotonic() - begin
+                response.first_token_time.CopyFrom(wire.duration(elapsed_seconds))
             tokens += len(chunk.token_ids)
             messages += 1
             if chunk.finish is not None:
                 add_log_fields(tokens=tokens, messages=messages, finish=chunk.finish.value)
-            await context.write(wire.decode_response(chunk))
+            await context.write(response)
             if chunk.finish is not None:
                 return
             if coalesce_seconds > 0:

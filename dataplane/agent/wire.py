@@ -142,6 +142,7 @@ def prefill_response(prefilled: Prefilled) -> agent_pb2.PrefillResponse:
         cached_prompt_tokens=result.cached_prompt_tokens,
         engine_time=duration(prefilled.engine_seconds),
         first_token_id=result.first_token_id,
+        tokens_ahead=prefilled.tokens_ahead,
     )
 
 

@@ -117,8 +117,12 @@ class Accounts:
             _set(outcome.tpot, record.tpot_seconds)
         if ending.record.predicted is not None:
             _set(outcome.predicted_ttft, ending.record.predicted.ttft_seconds)
+            _set(outcome.predicted_tpot, ending.record.predicted.tpot_seconds)
         if record.prefill_engine_seconds > 0:
             _set(outcome.prefill_engine_time, record.prefill_engine_seconds)
+            outcome.cached_prompt_tokens = record.cached_prompt_tokens
+        if record.prefill_tokens_ahead is not None:
+            outcome.prefill_tokens_ahead = record.prefill_tokens_ahead
         outcome.end_time.FromNanoseconds(round(self._clock.unix() * 1e9))
         return outcome
 

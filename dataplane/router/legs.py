@@ -64,6 +64,7 @@ class HeldHandoff:
     expires_at: float
     cached_prompt_tokens: int
     engine_seconds: float
+    tokens_ahead: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class Legs:
             - min(HANDOFF_MARGIN_SECONDS, at.handoff_lease_seconds / 2),
             cached_prompt_tokens=response.cached_prompt_tokens,
             engine_seconds=engine_seconds,
+            tokens_ahead=response.tokens_ahead,
         )
 
     async def decode(

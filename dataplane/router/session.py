@@ -48,6 +48,7 @@ class Record:
     attempts: int = 0
     prefill_done_at: float = 0.0
     prefill_engine_seconds: float = 0.0
+    prefill_tokens_ahead: int | None = None
     decode_sent_at: float = 0.0
     first_token_at: float = 0.0
     last_token_at: float = 0.0
@@ -169,6 +170,7 @@ class Session:
         self._held = held
         self.record.prefill_done_at = self._clock.monotonic()
         self.record.prefill_engine_seconds = held.engine_seconds
+        self.record.prefill_tokens_ahead = held.tokens_ahead
         self.record.cached_prompt_tokens = held.cached_prompt_tokens
         self._driver.observe(
             ticket, PrefillDone(self.request_id, held.expires_at, held.cached_prompt_tokens)
