@@ -47,7 +47,12 @@ class AgentSettings(ServiceSettings):
         description="vllm: start the server and keep it running; else it runs already",
     )
     vllm_command: list[str] = Field(
-        default_factory=list, description="vllm: command line of the server to spawn, as JSON"
+        default_factory=lambda: ["vllm", "serve"],
+        description="vllm: how a spawned server is started, as JSON",
+    )
+    vllm_flags: str = Field(
+        "",
+        description="vllm: flags of a spawned server, as in a shell; --host and --port are added",
     )
     vllm_log_path: Path | None = Field(
         None, description="vllm: where a spawned server's output goes; empty: standard error"

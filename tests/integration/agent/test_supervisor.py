@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dataplane.agent.app import AgentApp
 from dataplane.agent.errors import EngineNotStarted
+from dataplane.agent.settings import AgentSettings
 from dataplane.agent.supervisor import Supervisor, wait_healthy
 from servicekit.clock import SystemClock
 
@@ -145,3 +147,19 @@ async def test_a_command_that_cannot_run_ends_and_is_tried_again(tmp_path):
                 await asyncio.sleep(0.02)
     finally:
         await engine.stop()
+
+
+async def test_an_agent_whose_engine_ends_at_every_start_gives_up(tmp_path):
+    """The agent says so instead of waiting for its whole start time."""
+    settings = AgentSettings(
+        engine="vllm",
+        spawn_vllm=True,
+        vllm_url="http://127.0.0.1:9",
+        vllm_command=[sys.executable, "-c", "raise SystemExit('no such model')"],
+        vllm_log_path=tmp_path / "log",
+    )
+
+    with pytest.raises(EngineNotStarted, match="ended 3 times"):
+        await AgentApp(settings, clock=HastyClock()).__aenter__()
+
+    assert "no such model" in written(tmp_path / "log")
