@@ -62,8 +62,8 @@ class SimulatedRouter:
         *,
         slo: SloPolicy,
         timing: Timing,
-        hop_seconds: float = 0.0,
         ended: Callable[[], None],
+        hop_seconds: float = 0.0,
     ) -> None:
         """Start with nothing in flight.
 
@@ -75,8 +75,8 @@ class SimulatedRouter:
             prediction: Of output lengths.
             slo: Targets by class.
             timing: Delays.
-            hop_seconds: One way between the front ends and the scheduler.
             ended: Called once for every ended request.
+            hop_seconds: One way between the front ends and the scheduler.
         """
         self.scheduler = scheduler
         self._kernel = kernel
