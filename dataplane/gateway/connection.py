@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from email.utils import formatdate
 from enum import Enum
 from math import inf
+from typing import cast
 
 import httptools
 import structlog
@@ -93,8 +94,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, or turn it away where there are too many."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports do what asyncio's do and derive from none of them.
+        self._transport = cast("asyncio.Transport", transport)
         shared = self._shared
         shared.open.add(self)
         self._until(Phase.IDLE, self._limits.idle_seconds)
