@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,14 @@ from dataplane.agent.errors import (
     WrongRole,
 )
 from dataplane.agent.validation import check_decode, check_prefill
-from dataplane.core.handoff import HandoffBook, HandoffTicket, HeldHandoff, HeldTable, prompt_digest
+from dataplane.core.handoff import (
+    HandoffBook,
+    HandoffRefusal,
+    HandoffTicket,
+    HeldHandoff,
+    HeldTable,
+    prompt_digest,
+)
 from servicekit.clock import Clock
 
 
@@ -121,6 +129,8 @@ class Agent:
         self._prefills: dict[str, asyncio.Task[PrefillResult]] = {}
         self._generations: dict[str, Generation] = {}
         self._meter = StepMeter()
+        self.refusals: Counter[HandoffRefusal] = Counter()
+        self.last_load: AgentLoad | None = None
         self._log = structlog.get_logger("dataplane.agent")
 
     def __repr__(self) -> str:
@@ -244,13 +254,14 @@ class Agent:
             await self._take_over_new_boot()
         self._sweep_held(measure)
         now = self._clock.monotonic()
-        return AgentLoad(
+        self.last_load = AgentLoad(
             measure=measure,
             queued_prefill_tokens=self.accounting.tokens(ChargePhase.PREFILL),
             step_seconds=self._meter.mean_seconds(now),
             by_router=self.accounting.by_router(),
             time_unix_seconds=self._clock.unix(),
         )
+        return self.last_load
 
     async def close(self) -> None:
         """End everything under way."""
@@ -321,6 +332,7 @@ class Agent:
             valid_for_seconds=valid_for_seconds,
         )
         if refusal is not None:
+            self.refusals[refusal] += 1
             raise HandoffRefused(refusal, f"hand-off {ticket.handoff_id}: {refusal.name.lower()}")
 
     def _check_epoch(self, expected_epoch: str) -> None:

@@ -14,6 +14,7 @@ from dataplane.agent.accounting import Accounting
 from dataplane.agent.agent import Agent, Identity
 from dataplane.agent.emulated_factory import emulated_engine
 from dataplane.agent.engine import Engine
+from dataplane.agent.metrics import AgentCollector
 from dataplane.agent.service import AgentService
 from dataplane.agent.settings import AgentSettings
 from dataplane.agent.telemetry import Telemetry, TelemetryOptions
@@ -44,6 +45,7 @@ class AgentApp:
     def __init__(self, settings: AgentSettings, *, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
+        self._registry = new_registry()
         self._stack = AsyncExitStack()
         self._log = structlog.get_logger("dataplane.agent")
 
@@ -88,6 +90,7 @@ class AgentApp:
             rng=Random(instance_id),
             changed=changed,
         )
+        self._registry.register(AgentCollector(agent, telemetry))
         self._background("watch", _watch(agent, server, clock))
         await server.set_serving(serving=True)
         self._report(telemetry)
@@ -114,7 +117,7 @@ class AgentApp:
         return RpcServer(
             self._settings.server_options(),
             services=[ServiceBinding.of(agent_pb2, "AgentService", add, service)],
-            registry=new_registry(),
+            registry=self._registry,
             clock=self._clock,
         )
 
