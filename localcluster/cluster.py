@@ -85,7 +85,7 @@ class LocalCluster:
         self._start_redis()
         self._stack.push_async_callback(self.processes.end_all)
         for index in range(self.spec.control_planes):
-            await self._start_control(index)
+            await self.start_control(index)
         if self.spec.engine == "vllm":
             self.engines = VllmEngines(self.spec, self._ports, self.processes)
             await self.engines.start()
@@ -108,20 +108,22 @@ class LocalCluster:
         self.addresses.redis_url = self.redis.url
         self.addresses.redis_cli = self.redis.cli()
 
-    async def _start_control(self, index: int) -> None:
-        address = f"127.0.0.1:{self._ports.of('control', index)}"
-        http = f"127.0.0.1:{self._ports.of('control_http', index)}"
+    async def start_control(self, index: int) -> None:
+        """Start one control plane, or start it again, and wait until it serves."""
+        known = index < len(self.addresses.control)
+        if not known:
+            self.addresses.control.append(f"127.0.0.1:{self._ports.of('control', index)}")
+            self.addresses.control_http.append(f"127.0.0.1:{self._ports.of('control_http', index)}")
+        address = self.addresses.control[index]
         settings = {
             "listen": address,
-            "http_listen": http,
+            "http_listen": self.addresses.control_http[index],
             "redis_url": self.addresses.redis_url,
             "log_level": self.spec.log_level,
             "log_format": "console",
             **self.spec.control_settings,
         }
         await self._launch(f"control-{index}", "controlplane.app", "CONTROLPLANE", settings)
-        self.addresses.control.append(address)
-        self.addresses.control_http.append(http)
         await self._wait_serving([address])
 
     async def start_agent(self, instance_id: str, role: str) -> None:
