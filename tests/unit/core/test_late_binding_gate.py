@@ -215,3 +215,14 @@ def test_columns_equal_single_answers(loads: list[int], tpot: float, reserved: b
 def test_growth_is_half_a_block_and_a_token() -> None:
     """The margin a sequence needs beyond its tokens follows the block size."""
     assert kv_growth(replace(instance("d0"), block_tokens=32)) == 17.0
+
+
+def test_an_overdue_request_may_join_a_slower_batch() -> None:
+    """A tight request that is long late is served where its own TPOT cannot be kept any more."""
+    wish = Targets(0.175, 0.0128)
+    scheduler = late("p0", "d0")
+    for i in range(3):
+        decode(scheduler, f"r{i}", at=float(i), prompt=6000)
+
+    assert started(scheduler.submit(request("late", targets=wish, at=4.0), 5.0)) == []
+    assert started(scheduler.submit(request("overdue", targets=wish, at=0.0), 5.1)) == ["overdue"]

@@ -5,7 +5,7 @@ import pytest
 from dataplane.core.errors import InvalidSettingError, RejectReason, UnknownPolicyError
 from dataplane.core.events import Finished, PrefillDone, Reject, Tick, TokensStreamed
 from dataplane.core.late_binding import Fairness, LateBinding, LateBindingSettings
-from dataplane.core.request import Targets
+from dataplane.core.request import Request, Targets
 from dataplane.core.scheduler import Immediate
 from dataplane.core.schedulers import make_scheduler
 from enginemodel.model import prefill_seconds
@@ -280,3 +280,75 @@ def test_the_factory_knows_every_scheduler() -> None:
     for wrong in ({"fairness": "no"}, {"nonsense": 1}, {"kv_share": 1.5}, {"gate_tries": 0}):
         with pytest.raises(InvalidSettingError):
             make_scheduler("late_binding", wrong, pool("p0", "d0"))
+
+
+def test_a_short_prompt_takes_the_shortest_step() -> None:
+    """A prompt of a few tokens is expected to take as long as the shortest prefill step."""
+    scheduler = late()
+    busy(scheduler, prompt=10)
+
+    constants = REFERENCE.constants
+    assert scheduler.engines.lines["p0"].batches[0].seconds == constants.p0_seconds
+
+
+def test_on_time_work_earns_credit() -> None:
+    """Each on-time prompt lets late ones have a share of its time, up to a limit."""
+    scheduler = late(fairness=Fairness.GENEROUS, credit_limit_seconds=0.05)
+    earned = []
+    for i in range(12):
+        at = float(i)
+        scheduler.submit(request(f"r{i}", prompt=2000, at=at), at)
+        scheduler.observe(Finished(f"r{i}"), at + 0.5)
+        earned.append(scheduler.dispatcher.credit_seconds)
+
+    assert earned[0] == pytest.approx(0.2 * (0.1206 + 0.3 * 0.004), rel=0.01)
+    assert earned[-1] == 0.05
+
+
+def first_sent(scheduler: LateBinding, *waiting: Request, crowd: int, prompt: int) -> str:
+    """Return who is sent first to a busy engine with a crowd of others waiting."""
+    nearly = busy(scheduler)
+    for i in range(crowd):
+        at = nearly - 0.01
+        scheduler.submit(request(f"crowd{i}", prompt=prompt, at=at), at)
+    for one in waiting:
+        scheduler.submit(one, max(nearly - 0.005, one.arrived_at))
+    return started(scheduler.observe(Tick(), nearly + 1e-6))[0]
+
+
+@pytest.mark.parametrize(("weight", "first"), [(2.0, "long"), (5.0, "short")])
+def test_overloaded_short_prompts_go_earlier(weight: float, first: str) -> None:
+    """Where not all deadlines can be met, a prompt's length counts more against it."""
+    scheduler = late(cost_weight_overloaded=weight, batch_seconds=0.0)
+    long = request("long", prompt=1500, targets=Targets(0.2, 1.0), at=0.11)
+    short = request("short", prompt=700, targets=Targets(0.35, 1.0), at=0.11)
+
+    assert first_sent(scheduler, long, short, crowd=12, prompt=1500) == first
+
+
+@pytest.mark.parametrize(("seconds", "urgent_first"), [(0.0, True), (0.05, False)])
+def test_overloaded_with_small_prompts_the_urgent_go_last(
+    seconds: float, urgent_first: bool
+) -> None:
+    """Who has hardly time left would keep a large batch from filling, and goes behind."""
+    scheduler = late(urgent_seconds=seconds)
+    urgent = request("urgent", prompt=180, targets=Targets(0.1, 1.0), at=0.115)
+
+    first = first_sent(scheduler, urgent, crowd=200, prompt=180)
+
+    assert (first == "urgent") is urgent_first
+
+
+def test_without_decode_room_nobody_is_overloaded() -> None:
+    """What decode holds back is no reason to treat prefill as overloaded."""
+    scheduler = late()
+    busy(scheduler)
+    for i in range(200):
+        scheduler.submit(request(f"r{i}", prompt=180, at=0.1), 0.1)
+    scheduler.dispatcher.begin(0.12)
+    scheduler.dispatcher._prepare(0.12)
+    assert scheduler.dispatcher._overload() == (True, True)
+
+    scheduler.dispatcher._refused_at = 0.1
+    scheduler.dispatcher._prepare(0.12)
+    assert scheduler.dispatcher._overload() == (False, False)
