@@ -6,11 +6,11 @@ stream (or cancels the coroutine) and the engine frees everything that belongs t
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Protocol
 
 
-class Role(Enum):
+class Role(StrEnum):
     """What an engine does."""
 
     PREFILL = "prefill"
