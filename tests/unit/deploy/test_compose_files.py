@@ -103,7 +103,7 @@ def test_gpus_and_side_channels_are_not_shared() -> None:
         assert device["capabilities"] == ["gpu"]
         ports.append(service["environment"]["VLLM_NIXL_SIDE_CHANNEL_PORT"])
         role = {"prefill": "kv_producer", "decode": "kv_consumer"}[name.rpartition("-")[0]]
-        assert service["environment"]["VLLM_KV_ROLE"] == role
+        assert service["environment"]["ENGINE_KV_ROLE"] == role
         assert service["ipc"] == "host"
     assert sorted(engines) == [*(f"decode-{i}" for i in range(4)), "prefill-0", "prefill-1"]
     assert {gpu.partition(":-")[2] for gpu in gpus} == {f"{index}}}" for index in range(6)}
