@@ -65,8 +65,22 @@ class Router:
 class RouterApp:
     """One router: `async with RouterApp(settings) as router:` serves until the block ends."""
 
-    def __init__(self, settings: RouterSettings, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        *,
+        clock: Clock | None = None,
+        stop: asyncio.Event | None = None,
+    ) -> None:
+        """Take settings; nothing is opened before it is entered.
+
+        Args:
+            settings: What it is told.
+            clock: Its time.
+            stop: Set should one of its loops end by an error: without it the router is no use.
+        """
         self._settings = settings
+        self._stop = stop or asyncio.Event()
         self._clock = clock or SystemClock()
         self._router_id = settings.router_id or f"{socket.gethostname()}-{os.getpid()}"
         self._registry = new_registry()
@@ -139,6 +153,7 @@ class RouterApp:
         self._background("channels", _keep_channels(agents, fleet, clock))
         self._background("serving", _serve_from(feed, server))
         self._stack.push_async_callback(board.flush)
+        self._stack.push_async_callback(reporter.settle)
         self._stack.push_async_callback(legs.settle)
         await server.start()
         self._stack.push_async_callback(server.stop)
@@ -280,7 +295,8 @@ class RouterApp:
 
     def _report_crash(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("task_crashed", task=task.get_name(), exc_info=error)
+            self._log.critical("task_crashed", task=task.get_name(), exc_info=error)
+            self._stop.set()
 
 
 async def _keep_channels(agents: AgentChannels, fleet: Fleet, clock: Clock) -> None:
@@ -306,7 +322,7 @@ async def run(settings: RouterSettings) -> None:
     """
     stop = asyncio.Event()
     with stop_on_signals(stop):
-        async with RouterApp(settings):
+        async with RouterApp(settings, stop=stop):
             await stop.wait()
 
 

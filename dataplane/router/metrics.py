@@ -25,38 +25,10 @@ class RouterMetrics:
             ("model", "slo_class", "met"),
             registry=registry,
         )
-        self.ttft = Histogram(
-            "steelyard_router_ttft_seconds",
-            "From arrival to the first generated token.",
-            ("model", "slo_class"),
-            buckets=TTFT_BUCKETS_SECONDS,
-            registry=registry,
-        )
-        self.tpot = Histogram(
-            "steelyard_router_tpot_seconds",
-            "Mean time per token after the first, of one request.",
-            ("model", "slo_class"),
-            buckets=TPOT_BUCKETS_SECONDS,
-            registry=registry,
-        )
-        self.ttft_ratio = Histogram(
-            "steelyard_router_ttft_predicted_ratio",
-            "Measured over predicted time to first token.",
-            ("model",),
-            buckets=(0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0),
-            registry=registry,
-        )
         self.tokens = Counter(
             "steelyard_router_tokens_total",
             "Tokens of completed and broken requests.",
             ("model", "kind"),
-            registry=registry,
-        )
-        self.decision = Histogram(
-            "steelyard_router_decision_seconds",
-            "Time the scheduler took to take a request in.",
-            ("policy",),
-            buckets=_DECISION_BUCKETS_SECONDS,
             registry=registry,
         )
         self.retries = Counter(
@@ -84,6 +56,37 @@ class RouterMetrics:
         self._ledger = Gauge(
             "steelyard_router_ledger_requests",
             "Requests and reservations that the ledger charges somewhere.",
+            registry=registry,
+        )
+        self._add_histograms(registry)
+
+    def _add_histograms(self, registry: CollectorRegistry) -> None:
+        self.ttft = Histogram(
+            "steelyard_router_ttft_seconds",
+            "From arrival to the first generated token.",
+            ("model", "slo_class"),
+            buckets=TTFT_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self.tpot = Histogram(
+            "steelyard_router_tpot_seconds",
+            "Mean time per token after the first, of one request.",
+            ("model", "slo_class"),
+            buckets=TPOT_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self.ttft_ratio = Histogram(
+            "steelyard_router_ttft_predicted_ratio",
+            "Measured over predicted time to first token.",
+            ("model",),
+            buckets=(0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0),
+            registry=registry,
+        )
+        self.decision = Histogram(
+            "steelyard_router_decision_seconds",
+            "Time the scheduler took to take a request in.",
+            ("policy",),
+            buckets=_DECISION_BUCKETS_SECONDS,
             registry=registry,
         )
 
