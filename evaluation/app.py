@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dataplane.core.schedulers import SCHEDULERS
 from evaluation.backend import Backend
 from evaluation.errors import EvaluationError, UnknownBackendError
-from evaluation.experiments.base import Context, parse_variant
+from evaluation.experiments.base import Context, SaturationRate, parse_variant
 from evaluation.experiments.registry import find_experiment
 from evaluation.report import write_report
 from evaluation.rows import Row
@@ -51,6 +51,7 @@ def run(
     quick: bool = False,
     results: Path | None = None,
     cache: Path | None = None,
+    saturation: SaturationRate | None = None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
@@ -66,6 +67,7 @@ def run(
         quick: A part of the cells.
         results: JSONL of finished seeds; what is in there is not run again.
         cache: JSON file of saturation rates.
+        saturation: Finds saturation rates, in place of searching for them.
         progress: Called with (done, total).
         tell: Told what takes long besides.
 
@@ -75,7 +77,7 @@ def run(
     make_cells = find_experiment(experiment)
     context = Context(
         variants=[parse_variant(text) for text in policies or SCHEDULERS],
-        saturation=Saturation(cache, tell=tell),
+        saturation=saturation or Saturation(cache, tell=tell),
         seconds=seconds,
         quick=quick,
     )

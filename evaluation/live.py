@@ -131,5 +131,5 @@ def prompt_ids(arrival: Arrival, seed: int) -> list[int]:
     span = _HIGHEST_ID - _LOWEST_ID
     shared = Random(f"{seed}/session/{arrival.session}").randbytes(arrival.prefix_tokens)
     own_tokens = arrival.prompt_tokens - arrival.prefix_tokens
-    own = Random(f"{seed}/request/{arrival.index}").randbytes(own_tokens)
+    own = Random(f"{seed}/request/{arrival.number}").randbytes(own_tokens)
     return [_LOWEST_ID + byte % span for byte in shared + own]

@@ -26,6 +26,7 @@ class Kept:
 
 
 def arrival(number: int, at: float, prompt: int, output: int, **fields: object) -> Arrival:
+    """Return a request; fields beyond the first have plain values."""
     base = Arrival(number, at, prompt, output, 4096, "loose", "app")
     return base._replace(**fields)
 

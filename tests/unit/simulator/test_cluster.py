@@ -23,6 +23,7 @@ from tests.unit.simulator.helpers import Kept, arrival, profile_with
 
 
 def run_mixed(policy, *, seconds=6.0, rate=25.0, seed=4, kept=None, **fields):
+    """Run the mixed workload through a cluster and return outcomes and run."""
     kept = kept or Kept()
     spec = ClusterSpec(
         engines=fields.pop("engines", None) or pool_of(2, 4),
@@ -120,12 +121,12 @@ INCIDENT = st.tuples(
     st.lists(REQUEST, min_size=1, max_size=40),
     st.lists(INCIDENT, max_size=4),
     st.sampled_from(["round_robin", "marginal_cost", "late_binding"]),
-    st.sampled_from([6400, 60_000]),
-    st.sampled_from([4, 256]),
+    st.tuples(st.sampled_from([6400, 60_000]), st.sampled_from([4, 256])),
     st.sampled_from([(1, False), (3, False), (3, True)]),
 )
-def test_every_request_ends_once(requests, incidents, policy, kv_tokens, seats, front):
+def test_every_request_ends_once(requests, incidents, policy, limits, front):
     """Whatever arrives, leaves, dies or joins: one end a request, nothing left, no limit passed."""
+    kv_tokens, seats = limits
     profile = profile_with(kv_total_tokens=kv_tokens, max_num_seqs=seats)
     ordered = sorted(requests)
     arrivals = [
@@ -157,6 +158,7 @@ def test_every_request_ends_once(requests, incidents, policy, kv_tokens, seats, 
 
 
 def to_incident(place, incident, profile):
+    """Return an incident; newcomers get names of their own."""
     at, change, instance_id = incident
     if change is Change.JOIN:
         role = "prefill" if instance_id.startswith("p") else "decode"
@@ -173,7 +175,7 @@ def test_lost_engine_is_survived():
     """Requests on a decode engine that dies are served by the others, but for begun streams."""
     incidents = (Incident(at_seconds=2.0, change=Change.KILL, instance_id="d01"),)
 
-    kept, run = run_mixed("round_robin", incidents=incidents)
+    kept, _ = run_mixed("round_robin", incidents=incidents)
 
     ends = [outcome.end for outcome in kept.outcomes]
     rejected = [o for o in kept.outcomes if o.end is End.REJECTED]

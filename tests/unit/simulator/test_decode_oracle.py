@@ -43,6 +43,7 @@ class Holder:
 
 
 def by_jumps(profile, arrivals):
+    """Return first and last tokens and preemptions from the jumping engine."""
     kernel = Kernel()
     notes = Notes(kernel)
     noise = StepNoise(SILENT, np.random.default_rng(0))
@@ -57,6 +58,7 @@ def by_jumps(profile, arrivals):
 
 
 def step_by_step(profile, arrivals):
+    """Return the same from the engine that takes every step."""
     engine = BatchingEngine(
         BatchingConfig(
             constants=profile.constants,

@@ -61,7 +61,7 @@ def waits(arrivals, servers):
     """Return each request's time in the system but its own service, in order of arrival."""
     kept = Kept()
     spec = ClusterSpec(
-        engines=pool_of(servers, 1, profile_with_many_seats()),
+        engines=pool_of(servers, 1, BARE),
         scheduler=SchedulerSpec(name="one queue"),
         timing=NO_DELAYS,
         noise=SILENT,
@@ -69,10 +69,6 @@ def waits(arrivals, servers):
     simulate(spec, iter(arrivals), kept, build=lambda _, pool: OneQueue(pool))
     kept.outcomes.sort(key=lambda outcome: outcome.arrival.number)
     return np.array([o.ttft_seconds - o.arrival.prompt_tokens * 1e-3 for o in kept.outcomes])
-
-
-def profile_with_many_seats():
-    return BARE
 
 
 def by_simpy(arrivals, servers):
@@ -95,6 +91,7 @@ def by_simpy(arrivals, servers):
 
 
 def poisson(count, rate, prompts, seed=0):
+    """Return Poisson arrivals with these prompts."""
     random = np.random.default_rng(seed)
     times = np.cumsum(random.exponential(1.0 / rate, count))
     return [

@@ -1,0 +1,73 @@
+from dataclasses import dataclass, field
+
+import pytest
+
+from evaluation.cells import Cell
+from evaluation.runner import ResultFile, run_cells
+from evaluation.simulated import SimulatedBackend
+from tests.unit.evaluation.test_stats_and_rows import result
+
+CELLS = [
+    Cell(
+        experiment="x",
+        label=p,
+        policy=p,
+        workload="mixed",
+        rate=5.0,
+        seconds=6.0,
+        warmup_seconds=1.0,
+    )
+    for p in ("round_robin", "least_loaded")
+]
+
+
+@dataclass
+class Counting:
+    """A backend that counts what it is asked."""
+
+    asked: list = field(default_factory=list)
+    fail_after: int = 99
+
+    def run(self, cell, seed):
+        if len(self.asked) >= self.fail_after:
+            raise KeyboardInterrupt
+        self.asked.append((cell.policy, seed))
+        return result(seed, 0.5)
+
+
+def test_resume_runs_only_what_is_missing(tmp_path):
+    """After an interruption only the seeds that were not finished run."""
+    path = tmp_path / "seeds.jsonl"
+    first, second = Counting(fail_after=3), Counting()
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(CELLS, (1, 2), first, results=ResultFile(path))
+
+    rows = run_cells(CELLS, (1, 2), second, results=ResultFile(path))
+
+    assert second.asked == [("least_loaded", 2)]
+    assert [row.seeds for row in rows] == [[1, 2], [1, 2]]
+
+
+def test_cut_off_line_runs_again(tmp_path):
+    """A last line that a crash cut off is not taken for a result."""
+    path = tmp_path / "seeds.jsonl"
+    run_cells(CELLS[:1], (1, 2), Counting(), results=ResultFile(path))
+    path.write_bytes(path.read_bytes()[:-20])
+    again = Counting()
+
+    run_cells(CELLS[:1], (1, 2), again, results=ResultFile(path))
+
+    assert again.asked == [("round_robin", 2)]
+
+
+def test_processes_give_the_same_rows():
+    """Two processes give the rows that one gives."""
+    seen = []
+
+    alone = run_cells(CELLS, (1, 2), SimulatedBackend())
+    together = run_cells(
+        CELLS, (1, 2), SimulatedBackend(), jobs=2, progress=lambda *state: seen.append(state)
+    )
+
+    assert alone == together
+    assert [(n, 4) for n in range(5)] == seen
