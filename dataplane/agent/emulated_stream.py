@@ -135,7 +135,7 @@ class EmulatedStream:
         return [
             Logprob(token, best := -(mix(token * 65_537 + position) & 1023) / 1024.0, [
                 Alternative(f"token_id:{token + rank}", best - rank) for rank in range(wanted)
-            ])
+            ], f"token_id:{token}")
             for position, token in enumerate(tokens, start)
         ]  # fmt: skip
 

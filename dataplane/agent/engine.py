@@ -110,11 +110,12 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The log probability of a generated token, and alternatives, most probable first."""
+    """The log probability of a generated token, alternatives, most probable first, and its text."""
 
     token_id: int
     logprob: float
     top: Sequence[Alternative] = ()
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class ChoiceLogprobs(msgspec.Struct):
     """Log probabilities, one entry a token in each list."""
 
     token_logprobs: list[float | None]
+    tokens: list[str] = []
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
@@ -203,9 +204,12 @@ def finish_of(reason: str) -> Finish:
 def logprobs_of(logprobs: ChoiceLogprobs, token_ids: Sequence[int]) -> list[Logprob]:
     """Translate log probabilities; one that vLLM leaves out counts as impossible."""
     tops = logprobs.top_logprobs or [None] * len(token_ids)
+    names = logprobs.tokens or [""] * len(token_ids)
     return [
-        Logprob(token_id, _finite(logprob), _alternatives(top or {}))
-        for token_id, logprob, top in zip(token_ids, logprobs.token_logprobs, tops, strict=False)
+        Logprob(token_id, _finite(logprob), _alternatives(top or {}), name)
+        for token_id, logprob, top, name in zip(
+            token_ids, logprobs.token_logprobs, tops, names, strict=False
+        )
     ]
 
 

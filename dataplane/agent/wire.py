@@ -154,7 +154,9 @@ def decode_response(chunk: Chunk) -> agent_pb2.DecodeResponse:
     if chunk.step_seconds > 0:
         response.step_time.nanos = min(int(chunk.step_seconds * 1e9), 999_999_999)
     for logprob in chunk.logprobs:
-        entry = response.logprobs.add(token_id=logprob.token_id, logprob=logprob.logprob)
+        entry = response.logprobs.add(
+            token_id=logprob.token_id, logprob=logprob.logprob, token=logprob.token
+        )
         for alternative in logprob.top:
             entry.top.add(token=alternative.token, logprob=alternative.logprob)
     if chunk.finish is not None:

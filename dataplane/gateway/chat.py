@@ -163,4 +163,4 @@ class ChatRenderer:
     def _logprobs(self, entries: Sequence[types_pb2.TokenLogprob]) -> dict[str, Any] | None:
         if self._shape.logprobs is None or not entries:
             return None
-        return chat_logprobs(entries, self._shape.logprobs, self._shape.tokens)
+        return chat_logprobs(entries, self._shape.logprobs)

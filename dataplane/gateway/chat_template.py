@@ -154,7 +154,7 @@ def _message(message: Mapping[str, Any], index: int, *, wants_parts: bool) -> di
         parts = [{"type": "text", "text": text} for text in texts]
         read["content"] = parts if wants_parts else "\n".join(texts)
     elif content is None:
-        read["content"] = "" if role != "assistant" or not message.get("tool_calls") else None
+        read["content"] = ""
     elif not isinstance(content, str):
         raise refused(f"messages.{index}.content", "is neither text nor a list of parts")
     elif wants_parts:

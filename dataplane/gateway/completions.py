@@ -118,7 +118,7 @@ class CompletionRenderer:
         logprobs = None
         if self._shape.logprobs is not None:
             logprobs, state.offset = completion_logprobs(
-                response.logprobs, self._shape.logprobs, state.offset, self._shape.tokens
+                response.logprobs, self._shape.logprobs, state.offset
             )
         wants_ids = self._shape.return_token_ids
         choice = {
@@ -140,9 +140,7 @@ class CompletionRenderer:
         echo = self._echoes[prompt] if self._echoes else ""
         logprobs = None
         if self._shape.logprobs is not None:
-            logprobs, _ = completion_logprobs(
-                state.entries, self._shape.logprobs, len(echo), self._shape.tokens
-            )
+            logprobs, _ = completion_logprobs(state.entries, self._shape.logprobs, len(echo))
         wants_ids = self._shape.return_token_ids
         return {
             "index": index,

@@ -82,16 +82,16 @@ class Generating:
         wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         limits = model.limits
         most = [fitting_max_tokens(wanted, len(p), limits, field="max_tokens") for p in prompts]
-        text = await model.text() if body.echo or body.logprobs is not None else None
         echoes = []
-        if body.echo and text is not None:
+        if body.echo:
+            text = await model.text()
             given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
             echoes = [
                 given[i] if isinstance(given[i], str) else text.decode(ids)
                 for i, ids in enumerate(prompts)
             ]
         renderer = CompletionRenderer(
-            self._shape(body, model, choices, body.logprobs, text), prompts, echoes
+            self._shape(body, model, choices, body.logprobs), prompts, echoes
         )
         jobs = jobs_of(asker, model.pool_name, prompts, most, sampling, choices=choices)
         await self._answer(exchange, asker, jobs, renderer, body)
@@ -111,13 +111,12 @@ class Generating:
         field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         wanted = getattr(body, field)
         most = fitting_max_tokens(wanted, len(prompt), model.limits, field=field)
-        text = await model.text() if logprobs is not None else None
         role = "assistant"
         if body.add_generation_prompt is False and body.messages:
             role = str(body.messages[-1]["role"])
             if body.echo:
                 raise refused("echo", "is not supported for conversations")
-        renderer = ChatRenderer(self._shape(body, model, choices, logprobs, text), prompt, role)
+        renderer = ChatRenderer(self._shape(body, model, choices, logprobs), prompt, role)
         jobs = jobs_of(asker, model.pool_name, [prompt], [most], sampling, choices=choices)
         await self._answer(exchange, asker, jobs, renderer, body)
 
@@ -127,7 +126,6 @@ class Generating:
         model: ServedModel,
         choices: int,
         logprobs: int | None,
-        text: Any,
     ) -> Shape:
         options = body.stream_options
         return Shape(
@@ -135,7 +133,6 @@ class Generating:
             created=int(self._clock.unix()),
             choices=choices,
             logprobs=logprobs,
-            tokens=text,
             return_token_ids=bool(body.return_token_ids),
             include_usage=bool(options and options.include_usage),
             running_usage=bool(

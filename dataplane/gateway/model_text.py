@@ -23,7 +23,6 @@ class ModelText:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._names: dict[int, str] = {}
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """Return a text's token ids."""
@@ -34,13 +33,6 @@ class ModelText:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
-
-    def decode_token(self, token_id: int) -> str:
-        """Return one token's text."""
-        name = self._names.get(token_id)
-        if name is None:
-            name = self._names[token_id] = self.decode([token_id])
-        return name
 
     def token_names(self, ids: Sequence[int]) -> list[str]:
         """Return tokens as the vocabulary writes them."""

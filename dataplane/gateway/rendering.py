@@ -6,7 +6,6 @@ from typing import Any, Protocol
 import msgspec
 from steelyard.v1 import types_pb2
 
-from dataplane.gateway.logprobs import DecodesTokens
 from dataplane.gateway.running import Job, Progress, UsageTotals
 
 DONE = b"data: [DONE]\n\n"
@@ -27,7 +26,6 @@ class Shape:
         created: Seconds since 1970.
         choices: Continuations of each prompt.
         logprobs: Alternatives a token to show; None for no log probabilities.
-        tokens: Names tokens, where log probabilities are shown.
         return_token_ids: Whether ids go along with text.
         include_usage: Whether a stream ends with token counts.
         running_usage: Whether every event carries token counts.
@@ -37,7 +35,6 @@ class Shape:
     created: int
     choices: int
     logprobs: int | None
-    tokens: DecodesTokens | None
     return_token_ids: bool
     include_usage: bool
     running_usage: bool
