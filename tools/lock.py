@@ -6,9 +6,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 UV = Path(sys.executable).parent / "uv"
+PROJECT = ["pyproject.toml"]
+TOOLS = ["--extra", "embedded-redis", "--extra", "report"]
 LOCKS = {
-    "runtime.lock": ["--extra", "embedded-redis", "--extra", "report"],
-    "dev.lock": ["--extra", "embedded-redis", "--extra", "report", "--group", "dev"],
+    "runtime.lock": [*PROJECT, *TOOLS],
+    "dev.lock": [*PROJECT, *TOOLS, "--group", "dev"],
+    "service.lock": PROJECT,
+    "build.lock": ["--group", "build"],
 }
 
 
@@ -19,7 +23,7 @@ def main() -> None:
             [
                 str(UV), "pip", "compile", "--quiet", "--python-version", "3.11",
                 "--generate-hashes", "--no-emit-index-url", "--no-emit-find-links",
-                "--no-annotate", "--no-header", "pyproject.toml", *wanted,
+                "--no-annotate", "--no-header", *wanted,
                 "--output-file", str(ROOT / "requirements" / name),
             ],
             cwd=ROOT,

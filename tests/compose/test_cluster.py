@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from servicekit.probe import probe
 from tests.compose.support import AGENTS, IMAGE, SERVICES, Project, eventually, run
 
 CONTROL_PLANES = ("controlplane-0:7420", "controlplane-1:7420")
@@ -15,11 +16,12 @@ def own_container(cluster: Project, network: str, *command: str) -> str:
     return run("docker", "run", "--rm", "--network", f"{cluster.name}_{network}", IMAGE, *command)
 
 
-def generate(cluster: Project, router: str, *, max_tokens: int = 12) -> list[int]:
+def generate(cluster: Project, router: str, *, max_tokens: int = 12, policy: str = "") -> list[int]:
     """Generate greedily from token ids, from a container of its own."""
     output = own_container(
         cluster, "data", "steelyard", "generate", "--token-ids", "72,101,108,108,111",
         "--max-tokens", str(max_tokens), "--temperature", "0", "--router", f"{router}:7400",
+        *(["--policy", policy] if policy else []),
     )  # fmt: skip
     return [int(part) for part in output.split()]
 
@@ -49,6 +51,34 @@ def test_a_container_of_its_own_generates(cluster: Project, router: str) -> None
 def test_routers_agree_on_tokens(cluster: Project) -> None:
     """Which router is asked does not change what comes out."""
     assert generate(cluster, "router-0") == generate(cluster, "router-1")
+
+
+def test_late_binding_works_across_routers(cluster: Project) -> None:
+    """One router decides for the pool: the other reaches it by its name, and both serve."""
+    tokens = generate(cluster, "router-0")
+    late = [generate(cluster, f"router-{i}", policy="late_binding") for i in range(2)]
+    assert late == [tokens, tokens]
+
+
+def test_the_openai_api_answers(cluster: Project) -> None:
+    """A completion over HTTP has the tokens it was asked for, counted."""
+    script = (
+        "import json, sys, urllib.request as u\n"
+        "body = {'model': 'qwen2.5-3b', 'prompt': 'Weigh first', 'max_tokens': 6, 'temperature': 0}\n"
+        "ask = u.Request(sys.argv[1], json.dumps(body).encode(), {'content-type': 'application/json'})\n"
+        "print(u.urlopen(ask, timeout=30).read().decode())"
+    )
+    url = "http://router-1:7402/v1/completions"
+    answer = json.loads(own_container(cluster, "data", "python", "-c", script, url))
+    assert answer["usage"]["completion_tokens"] == 6
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(("service", "port"), [("router-1", 7400), ("controlplane-1", 7420)])
+def test_published_ports_lead_to_the_service(cluster: Project, service: str, port: int) -> None:
+    """From the host, the port on the loopback reaches a service that says it is healthy."""
+    (bound,) = cluster.inspect(service)["NetworkSettings"]["Ports"][f"{port}/tcp"]
+    assert probe(f"127.0.0.1:{bound['HostPort']}") == "SERVING"
 
 
 def test_two_control_planes_tell_one_truth(cluster: Project) -> None:

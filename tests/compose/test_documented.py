@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -56,9 +56,15 @@ def shows_outcomes(output: str) -> bool:
     return bool(re.search(r"(?m)^\d+-\d+$", output))
 
 
+def shows_leases(output: str) -> bool:
+    """Whether it lists requests in flight, by id."""
+    return bool(output.split())
+
+
 CLAIMS: dict[str, Callable[[str], bool]] = {
     r"smembers steelyard:instances": shows_all_instances,
     r"hgetall steelyard:instance:(prefill-[01]|decode-[0-3])": shows_an_instance,
+    r"zrange steelyard:inflight:decode-0:EPOCH 0 -1": shows_leases,
     r"hgetall steelyard:slo": shows_targets,
     r"xrevrange steelyard:events \+ - count \d+": shows_joins,
     r"xrevrange steelyard:outcomes \+ - count \d+": shows_outcomes,
@@ -66,23 +72,38 @@ CLAIMS: dict[str, Callable[[str], bool]] = {
 """What each documented command claims; a line that is documented must be listed here."""
 
 
+TRAFFIC = (
+    "for round in 1 2 3 4 5 6 7 8 9; do for one in 1 2 3 4; do steelyard generate --token-ids 1,2,3"
+    " --max-tokens 400 --policy round_robin --router router-0:7400 & done; wait; done"
+)
+
+
+@pytest.fixture(scope="module")
+def traffic(cluster: Project) -> Iterator[None]:
+    """A client container that keeps every decode engine busy, four requests at a time."""
+    network = f"{cluster.name}_data"
+    name = f"{cluster.name}-traffic"
+    run("docker", "run", "-d", "--name", name, "--network", network, IMAGE, "sh", "-c", TRAFFIC)
+    yield
+    run("docker", "rm", "-f", name)
+
+
+@pytest.mark.usefixtures("traffic")
 @pytest.mark.parametrize("command", documented_commands())
 def test_a_documented_line_shows_what_it_claims(cluster: Project, command: str) -> None:
-    """After one request, each documented redis-cli line shows what the page says of it."""
+    """With requests under way, each documented redis-cli line shows what the page says of it."""
     claims = [shows for like, shows in CLAIMS.items() if re.fullmatch(like, command, re.IGNORECASE)]
     assert len(claims) == 1, f"CLAIMS says nothing of {command!r}"
-    run(
-        "docker", "run", "--rm", "--network", f"{cluster.name}_data", IMAGE, "steelyard", "generate",
-        "Weigh first, then send.", "--max-tokens", "8", "--router", "router-0:7400",
-    )  # fmt: skip
+    epoch = cluster.exec("redis", "redis-cli", "hget", "steelyard:instance:decode-0", "epoch")
+    words = shlex.split(command.replace("EPOCH", epoch.strip()))
     output = ""
 
     def shown() -> bool:
         nonlocal output
-        output = cluster.exec("redis", "redis-cli", *shlex.split(command)).rstrip("\n")
+        output = cluster.exec("redis", "redis-cli", *words).rstrip("\n")
         return claims[0](output)
 
-    eventually(shown, lambda: f"redis-cli {command} shows:\n{output}", timeout_seconds=30)
+    eventually(shown, lambda: f"redis-cli {command} shows:\n{output}", timeout_seconds=60)
 
 
 def test_the_pages_have_such_lines() -> None:

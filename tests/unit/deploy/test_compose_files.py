@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 
 from controlplane.settings import ControlPlaneSettings
 from dataplane.agent.settings import AgentSettings
+from dataplane.agent.vllm_factory import spawn_command
 from dataplane.router.settings import RouterSettings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -102,8 +104,10 @@ def test_gpus_and_side_channels_are_not_shared() -> None:
         gpus += device["device_ids"]
         assert device["capabilities"] == ["gpu"]
         ports.append(service["environment"]["VLLM_NIXL_SIDE_CHANNEL_PORT"])
+        assert service["environment"]["VLLM_NIXL_SIDE_CHANNEL_HOST"] == name
         role = {"prefill": "kv_producer", "decode": "kv_consumer"}[name.rpartition("-")[0]]
-        assert service["environment"]["ENGINE_KV_ROLE"] == role
+        flags = shlex.split(service["environment"]["STEELYARD_AGENT_VLLM_FLAGS"])
+        assert flags[flags.index("--kv-transfer-config.kv_role") + 1] == role
         assert service["ipc"] == "host"
     assert sorted(engines) == [*(f"decode-{i}" for i in range(4)), "prefill-0", "prefill-1"]
     assert {gpu.partition(":-")[2] for gpu in gpus} == {f"{index}}}" for index in range(6)}
@@ -112,12 +116,35 @@ def test_gpus_and_side_channels_are_not_shared() -> None:
 
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.name)
 def test_overlays_spawn_an_engine_that_only_its_agent_reaches(path: Path) -> None:
-    """The command is a JSON list, and vLLM's HTTP server stays on the container's loopback."""
-    for service in services(path).values():
-        command = json.loads(service["environment"]["STEELYARD_AGENT_VLLM_COMMAND"])
-        assert re.search(r"--(host|bind) 127\.0\.0\.1 --port 8000", command[-1])
-        assert service["environment"]["STEELYARD_AGENT_ENGINE"] == "vllm"
-        assert service["environment"]["STEELYARD_AGENT_SPAWN_VLLM"] == "true"
+    """The agent accepts the command, and vLLM's HTTP server stays on the container's loopback."""
+    for name, service in services(path).items():
+        environment = service["environment"]
+        settings = AgentSettings(
+            **{
+                key.removeprefix("STEELYARD_AGENT_").lower(): re.sub(
+                    r"\$\{\w+:-([^}]*)\}", r"\1", value
+                )
+                for key, value in environment.items()
+                if key.startswith("STEELYARD_AGENT_") and not key.endswith("COMMAND")
+            },
+            vllm_command=json.loads(environment["STEELYARD_AGENT_VLLM_COMMAND"]),
+        )
+        assert (settings.engine, settings.spawn_vllm) == ("vllm", True)
+        command = spawn_command(settings)
+        bound = "--bind" if "--bind" in command else "--host"
+        assert command[command.index(bound) + 1] == "127.0.0.1"
+        assert command[command.index("--port") + 1] == "8000"
+        if "--role" in command:
+            assert command[command.index("--role") + 1] == name.rpartition("-")[0]
+            assert command[command.index("--host") + 1] == name
+
+
+def test_routers_know_how_their_peers_reach_them() -> None:
+    """A router advertises its own name: late binding needs routers that find each other."""
+    for name in ("router-0", "router-1"):
+        environment = services(BASE)[name]["environment"]
+        assert environment["STEELYARD_ROUTER_ADVERTISED_ADDRESS"] == f"{name}:7400"
+        assert environment["STEELYARD_ROUTER_ROUTER_ID"] == name
 
 
 def test_on_cpu_one_pair_is_the_default() -> None:
