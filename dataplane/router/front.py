@@ -93,7 +93,7 @@ class Front:
             record=record,
         )
         decision = self.decision(taken)
-        self._journal.remember(decision)
+        self._journal.remember(decision, record)
         return Served(taken, session, record, decision, deadline)
 
     def decision(self, taken: Taken) -> Decision:

@@ -3,12 +3,12 @@
 import asyncio
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
 import structlog
 
-from dataplane.core.cluster import Roster
+from dataplane.core.cluster import Instance, Roster
 from dataplane.core.request import Request
 from dataplane.core.view import ClusterView
 from servicekit.clock import Clock
@@ -32,6 +32,13 @@ class Decision(msgspec.Struct, frozen=True):
     blind: bool
 
 
+class Whereabouts(Protocol):
+    """Where a request went; filled in as it goes."""
+
+    prefill: Instance | None
+    decode: Instance | None
+
+
 class Journal:
     """Appends rows to a file, off every request's way, and keeps recent decisions for Explain.
 
@@ -44,7 +51,7 @@ class Journal:
         self._path = path
         self._clock = clock
         self._rows: list[bytes] = []
-        self._decisions: OrderedDict[str, Decision] = OrderedDict()
+        self._decisions: OrderedDict[str, tuple[Decision, Whereabouts]] = OrderedDict()
         self._encoder = msgspec.json.Encoder()
         self._roster_versions: dict[str, int] = {}
         self._file: BinaryIO | None = None
@@ -55,14 +62,14 @@ class Journal:
         """Whether rows are written."""
         return self._path is not None
 
-    def remember(self, decision: Decision) -> None:
+    def remember(self, decision: Decision, went: Whereabouts) -> None:
         """Keep a decision for as long as it is among the last few thousand."""
-        self._decisions[decision.request.request_id] = decision
+        self._decisions[decision.request.request_id] = decision, went
         if len(self._decisions) > _KEPT_DECISIONS:
             self._decisions.popitem(last=False)
 
-    def recall(self, request_id: str) -> Decision | None:
-        """Return a decision that is still kept."""
+    def recall(self, request_id: str) -> tuple[Decision, Whereabouts] | None:
+        """Return a decision that is still kept, and where its request went."""
         return self._decisions.get(request_id)
 
     def write(self, row: dict[str, Any]) -> None:

@@ -102,14 +102,17 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.ExplainResponse:
         """Show every candidate's price; see the proto."""
         if request.WhichOneof("subject") == "request_id":
-            decision = self._journal.recall(request.request_id)
-            if decision is None:
+            known = self._journal.recall(request.request_id)
+            if known is None:
                 raise NotFound(
                     f"request_id: no decision of {request.request_id!r} is kept here; "
                     "the last 2,000 of each router are",
                     reason="UNKNOWN_REQUEST",
                 )
+            decision, went = known
             receipt = _receipt_of(decision)
+            receipt.prefill_instance_id = went.prefill.instance_id if went.prefill else ""
+            receipt.decode_instance_id = went.decode.instance_id if went.decode else ""
         elif request.WhichOneof("subject") == "request":
             taken = await self._intake.take(
                 request.request, self._clock.monotonic(), _policy_of(context)

@@ -55,7 +55,7 @@ async def test_reservations_push_placements_apart(cluster):
 
 async def test_explain_prices_every_candidate(cluster):
     """A past and a hypothetical request: each candidate's terms add up, cheapest first."""
-    heard = await cluster.generate(ids_request([5] * 40, 8))
+    heard = await cluster.generate(ids_request([5] * 40, 8, want_receipt=True))
     past = await cluster.stub.Explain(
         router_pb2.ExplainRequest(request_id=heard.messages[0].request_id)
     )
@@ -71,7 +71,11 @@ async def test_explain_prices_every_candidate(cluster):
             assert totals == sorted(totals)
             for candidate in side:
                 assert candidate.total == pytest.approx(sum(candidate.terms.values()))
-    assert past.receipt.request_id == heard.messages[0].request_id
+    receipt = heard.messages[0].receipt
+    assert past.receipt.request_id == receipt.request_id
+    assert past.receipt.prefill_instance_id == receipt.prefill_instance_id
+    assert past.receipt.decode_instance_id == receipt.decode_instance_id
+    assert past.decode[0].instance_id == receipt.decode_instance_id
 
 
 async def test_explain_of_an_unknown_request_is_not_found(cluster):

@@ -16,6 +16,7 @@ from dataplane.core.request import Request, Targets
 from dataplane.core.slo import DEFAULT_SLO
 from dataplane.core.view import ClusterView
 from dataplane.router.journal import Journal
+from dataplane.router.session import Record
 from enginemodel.model import EngineConstants
 from servicekit.clock import ManualClock, SystemClock
 from tests.support.scripted_agents import DecodeScript
@@ -254,5 +255,5 @@ def journal_of_many():
     ids = [f"r{number}" for number in range(2_001)]
     for name in ids:
         decision = Decision(request(name), "least_loaded", "pool", 1, 0.0, view, blind=False)
-        journal.remember(decision)
+        journal.remember(decision, Record(0.0))
     return journal, ids
