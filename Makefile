@@ -7,7 +7,7 @@ ENGINE ?= emulated
 PYTHON_PACKAGES := calibrator cli controlplane dataplane enginemodel evaluation localcluster servicekit simulator
 
 .PHONY: help setup demo up down test test-unit test-contract test-integration test-real-vllm \
-  test-compose lint fmt types imports protos protos-check bench bench-peers venv-vllm lock clean
+  test-compose lint fmt types imports protos protos-check bench bench-sim bench-peers venv-vllm lock clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ protos-check: setup ## Fail where generated code is stale or a proto is out of s
 
 bench: setup ## Measure decisions, relaying, refreshing and memory; print each with its aim
 	$(BIN)/python -m benchmarks.run
+
+bench-sim: setup ## Simulated requests per CPU-second by policy (VIDUR_PYTHON=python of an environment with vidur: beside it)
+	$(BIN)/python -m benchmarks.bench_sim
 
 bench-peers: setup ## Cost of a routed request beside vllm-router and smg, on the same mock engines
 	$(BIN)/python -m benchmarks.bench_peers
