@@ -31,6 +31,7 @@ from dataplane.core.late_binding.dispatcher import Dispatcher, Pick
 from dataplane.core.late_binding.engines import Engines
 from dataplane.core.late_binding.gate import DecodeGate, Decoder
 from dataplane.core.late_binding.lines import Batch, Line
+from dataplane.core.late_binding.preview import Preview
 from dataplane.core.late_binding.queue import WaitQueue
 from dataplane.core.late_binding.settings import LateBindingSettings
 from dataplane.core.late_binding.waiting import Waiting
@@ -134,6 +135,10 @@ class LateBinding:
             case Tick():
                 self._wake_at = None
                 return self._dispatch(now)
+
+    def preview(self, now: float) -> Preview:
+        """Return what would be done with a request at that time, in the form of a policy."""
+        return Preview(self.engines, self.dispatcher, self._decode_rule, now)
 
     def _wait(self, flight: Flight, now: float) -> None:
         """Queue a request, as late where it cannot make its target any more."""

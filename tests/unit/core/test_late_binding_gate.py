@@ -226,3 +226,60 @@ def test_an_overdue_request_may_join_a_slower_batch() -> None:
 
     assert started(scheduler.submit(request("late", targets=wish, at=4.0), 5.0)) == []
     assert started(scheduler.submit(request("overdue", targets=wish, at=0.0), 5.1)) == ["overdue"]
+
+
+def test_what_was_learned_of_steps_counts_at_the_gate() -> None:
+    """An engine that turned out slow has no room for those whose TPOT it would not keep."""
+    scheduler = late("p0", "d0")
+    decoder = scheduler.engines.decoders["d0"]
+    decoder.multiplier.value = 4.0
+    scheduler.gate.learn(decoder)
+    decode(scheduler, "loose", at=0.0)
+
+    assert started(scheduler.submit(request("tight", slo_class="tight", at=1.0), 1.0)) == []
+    assert started(scheduler.submit(request("loose2", at=1.0), 1.0)) == ["loose2"]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "prompt", "term", "expected"),
+    [
+        ((3000, 1), 1000, "occupancy", 4000 / 60_000 + 2 / 64),
+        ((58_000, 1), 3000, "overflow", 100 + 5 * ((61_000 + 9) / 60_000 - 1)),
+        ((3000, 1), 1000, "overflow", 0.0),
+        ((58_000, 1), 500, "peak", 5 * ((58_500 + 100 + 250) / 60_000 - 0.98)),
+        ((3000, 1), 1000, "peak", 0.0),
+        ((10, 256), 10, "seats", 100 + 5 * 1),
+        ((10, 250), 10, "seats", 0.0),
+        ((10, 1), 10, "tpot", 0.0),
+        ((50_000, 1), 6000, "tpot", 5 * ((11.9e-3 + 8e-8 * 56_125) / 0.016 - 0.97)),
+    ],
+)
+def test_each_term_of_the_choice_is_its_formula(
+    sequences: tuple[int, int], prompt: int, term: str, expected: float
+) -> None:
+    """What speaks against an engine at hand-off is the number that the formula gives."""
+    scheduler = late("p0", "d0")
+    for i in range(sequences[1]):
+        scheduler.pool.charge_decode(request(f"r{i}", prompt=sequences[0]), "d0")
+    asked = request("x", prompt=prompt, targets=Targets(0.525, 0.016))
+    side = scheduler.pool.view.side("decode", "k")
+
+    terms = scheduler._decode_rule.price(asked, side)
+
+    assert terms[term][0] == pytest.approx(expected, abs=1e-9)
+
+
+def test_what_is_booked_counts_only_where_it_would_overfill() -> None:
+    """Prompts on their way make an engine no more occupied, but may leave it without a seat."""
+    scheduler = late("p0", instance("d0", max_num_seqs=2))
+    side = scheduler.pool.view.side("decode", "k")
+    before = scheduler._decode_rule.price(request(), side)
+    decoder = scheduler.engines.decoders["d0"]
+    for _ in range(2):
+        scheduler.gate.book(decoder, 100)
+
+    after = scheduler._decode_rule.price(request(), side)
+
+    assert after["occupancy"] == before["occupancy"]
+    assert before["seats"] == [0.0]
+    assert after["seats"][0] > 100.0
