@@ -22,6 +22,8 @@ from servicekit.clock import Clock
 
 _HANDOFF_SHARE = 0.2
 """Of the time left after the gates, for hand-offs."""
+_SIDE_WEIGHTS = {"prefill": 1.0, "decode": 2.0}
+"""How sides share the time where they cannot run at once."""
 _FINISH_SHARE = 0.03
 """Of the budget, kept for the last fit and for publication."""
 
@@ -151,7 +153,7 @@ class Campaign:
             raise GateFailed("; ".join(f"gate {gate.name}: {gate.detail}" for gate in failed))
 
     async def _sweep(self, ready: Sequence[Target]) -> None:
-        """Sweep all profiles side by side."""
+        """Sweep all profiles: side by side where there are slots for it, else in turn."""
         end_seconds = self._begin + self._plan.budget_seconds
         limit = Limit(self._slots, self._clock, end_seconds, self._compute)
         rng = Random(self._plan.seed)
@@ -166,11 +168,15 @@ class Campaign:
                 progress=self._progress,
             )
             self.found.sweeps.append(sweep)
-        left_seconds = self._left_seconds()
-        if left_seconds <= 0:
+        left_seconds = self._left_seconds() * ((1 - _HANDOFF_SHARE) if pairs_of(ready) else 1.0)
+        sides = [(sweep, name) for sweep in self.found.sweeps for name in sweep.sides]
+        if self._plan.parallel >= len(sides):
+            await all_of(sweep.run_side(name, left_seconds) for sweep, name in sides)
             return
-        share = (1 - _HANDOFF_SHARE) if pairs_of(ready) else 1.0
-        await all_of(sweep.run(share * left_seconds) for sweep in self.found.sweeps)
+        # Sides that share slots would starve each other: decode probes are much longer.
+        unit_seconds = left_seconds / sum(_SIDE_WEIGHTS[name] for _, name in sides)
+        for sweep, name in sides:
+            await sweep.run_side(name, _SIDE_WEIGHTS[name] * unit_seconds)
 
     async def _hand_over(self, ready: Sequence[Target]) -> None:
         """Measure hand-offs for each profile of decode engines, on a sample of its pairs."""
@@ -181,10 +187,7 @@ class Campaign:
             for prefill, decode in pairs_of(ready)
             if not {prefill.instance_id, decode.instance_id} & lost
         ]
-        left_seconds = self._left_seconds()
-        if left_seconds <= 0:
-            return
-        work = []
+        samples: list[tuple[ProfileSweep, list[tuple[str, str]]]] = []
         for sweep in self.found.sweeps:
             mine = [
                 (prefill.instance_id, decode.instance_id)
@@ -192,9 +195,10 @@ class Campaign:
                 if decode.profile == sweep.targets.profile
             ]
             if mine and sweep.targets.kv_bytes_per_token > 0:
-                sample = mine[: self._plan.handoff_pairs]
-                work.append(sweep.run_handoffs(sample, left_seconds))
-        await all_of(work)
+                samples.append((sweep, mine[: self._plan.handoff_pairs]))
+        for index, (sweep, sample) in enumerate(samples):
+            left_seconds = self._left_seconds() / (len(samples) - index)
+            await sweep.run_handoffs(sample, left_seconds)
 
     async def _judge(self) -> None:
         """Turn fits into drafts, with the reasons that speak against them."""

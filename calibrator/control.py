@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -97,7 +98,7 @@ class ControlClient:
         """Return the constants that hold; uncalibrated ones where nobody published any."""
         request = control_pb2.GetConstantsRequest(profile=profile)
         response = await self._call("constants are not readable", self._stub.GetConstants, request)
-        return constants_from(response.constants)
+        return _read(response.constants)
 
     async def publish(self, draft: Constants) -> Constants:
         """Publish constants as the next version; returns it with version and time.
@@ -108,7 +109,7 @@ class ControlClient:
             constants=constants_to(draft), accept_jump=True
         )
         response = await self._call("nothing was published", self._stub.PublishConstants, request)
-        return constants_from(response.constants)
+        return _read(response.constants)
 
     async def roll_back(self, profile: str, version: int) -> None:
         """Make an earlier version current again."""
@@ -140,3 +141,10 @@ class ControlClient:
     def _unavailable(self, failure: str, error: grpc.aio.AioRpcError) -> ClusterUnavailable:
         remote = from_rpc_error(error)
         return ClusterUnavailable(f"{failure}: {self._address}: {remote.reason}: {remote.message}")
+
+
+def _read(message: types_pb2.ConstantsVersion) -> Constants:
+    """Read one version as the control plane keeps it."""
+    return replace(
+        constants_from(message), version=message.version, uncalibrated=message.uncalibrated
+    )

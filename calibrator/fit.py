@@ -78,7 +78,7 @@ def fit_prefill(observations: Sequence[PrefillObservation]) -> PartFit:
     found = _fit_floor(tokens, attention, seconds, groups)
     p1, p2, p3, p0 = found.parameters
     errors = _errors(found.covariance)
-    if tokens[tokens > 0].min() > _SHORTEST_NEEDED_TOKENS:
+    if tokens.sum(axis=1).min() > _SHORTEST_NEEDED_TOKENS:
         errors[3] = math.inf
     f, rows = FreeFloor(tokens, attention).predict(found.parameters)
     weights = np.max(rows / f[:, None], axis=0)

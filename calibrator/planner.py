@@ -148,7 +148,7 @@ class Planner(Generic[PointT]):
         side: What is swept.
         rng: Shuffles and draws.
         constants: First guess of what things cost; `learn` replaces it.
-        sweep_seconds: How long the sweep may take, > 0.
+        sweep_seconds: How long the sweep may take; without any, nothing is handed out.
         workers: Instances that measure at once.
     """
 
@@ -192,6 +192,8 @@ class Planner(Generic[PointT]):
             spent_seconds: Since the sweep began.
         """
         left_seconds = self._sweep_seconds - spent_seconds
+        if left_seconds <= 0:
+            return None
         spent_share = spent_seconds / self._sweep_seconds
         fitting = spent_share < _HELDOUT_FROM and not (self._precise and self._grid_done)
         while fitting:

@@ -1,4 +1,4 @@
-"""Measures one profile: prefill and decode sweeps side by side, then hand-offs, all within a time.
+"""Measures one profile: its prefill side, its decode side, its hand-offs, each within a time.
 
 Every instance has a worker a side that asks the planner for its next point; an instance that both
 prefills and decodes runs one probe at a time. An instance that fails is left out from then on; the
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from calibrator.agents import random_prompt
 from calibrator.cluster import ProfileTargets
@@ -33,6 +33,7 @@ from enginemodel.model import EngineConstants
 from servicekit.clock import Clock
 
 PointT = TypeVar("PointT")
+SideName = Literal["prefill", "decode"]
 Worker = tuple[Instrument, ...]
 """What measures together: one instance, or a prefill and a decode instance."""
 
@@ -117,23 +118,30 @@ class ProfileSweep:
         self._fitted_at = 0
         self._fitting = asyncio.Lock()
 
-    async def run(self, sweep_seconds: float) -> None:
-        """Sweep prefill and decode side by side.
+    @property
+    def sides(self) -> tuple[SideName, ...]:
+        """What there is to sweep beside hand-offs."""
+        there: tuple[tuple[SideName, bool], ...] = (
+            ("prefill", bool(self.targets.prefills)),
+            ("decode", bool(self.targets.decodes)),
+        )
+        return tuple(name for name, has_instances in there if has_instances)
+
+    async def run_side(self, name: SideName, sweep_seconds: float) -> None:
+        """Sweep one side.
 
         Raises:
-            InstanceLost: A side has no instance left.
+            InstanceLost: It has no instance left.
         """
         limits = self.targets.limits
-        prefills = [(self._instruments[t.instance_id],) for t in self.targets.prefills]
-        decodes = [(self._instruments[t.instance_id],) for t in self.targets.decodes]
-        prefill = self._planner(PrefillSide(limits), sweep_seconds, len(prefills))
-        decode = self._planner(DecodeSide(limits), sweep_seconds, len(decodes))
-        await all_of(
-            [
-                self._sweep(_Side("prefill", prefill, self._measure_prefill), prefills),
-                self._sweep(_Side("decode", decode, self._measure_decode), decodes),
-            ]
-        )
+        if name == "prefill":
+            workers = [(self._instruments[t.instance_id],) for t in self.targets.prefills]
+            prefill = self._planner(PrefillSide(limits), sweep_seconds, len(workers))
+            await self._sweep(_Side(name, prefill, self._measure_prefill), workers)
+        else:
+            workers = [(self._instruments[t.instance_id],) for t in self.targets.decodes]
+            decode = self._planner(DecodeSide(limits), sweep_seconds, len(workers))
+            await self._sweep(_Side(name, decode, self._measure_decode), workers)
 
     async def run_handoffs(self, pairs: Sequence[tuple[str, str]], sweep_seconds: float) -> None:
         """Pull prompts of many lengths over a sample of pairs of idle engines.

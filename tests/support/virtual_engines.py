@@ -7,6 +7,7 @@ from random import Random
 
 from calibrator.agents import Generated, Prefilled
 from calibrator.cluster import ProfileTargets, Target
+from calibrator.concurrently import all_of
 from calibrator.design import DecodePoint, Limits
 from calibrator.errors import ProbeFailed
 from calibrator.observations import StepSeen
@@ -123,9 +124,7 @@ class VirtualInstrument:
             kv_tokens = sum(point.context_tokens + generated[r] for r in progressed)
             if progressed:
                 unsteady = set(progressed) != before
-                steps.append(
-                    StepSeen(step.duration_seconds, len(progressed), kv_tokens, unsteady)
-                )
+                steps.append(StepSeen(step.duration_seconds, len(progressed), kv_tokens, unsteady))
                 before = set(progressed)
         await self._clock.sleep(now + 0.002)
         return steps
@@ -219,7 +218,7 @@ async def calibrate(
     )
 
     async def work() -> None:
-        await sweep.run(0.85 * budget_seconds)
+        await all_of(sweep.run_side(name, 0.8 * budget_seconds) for name in sweep.sides)
         pairs = [("prefill-0", "decode-0"), ("prefill-1", "decode-1"), ("prefill-0", "decode-2")]
         pairs = [pair for pair in pairs if set(pair) <= instruments.keys()]
         await sweep.run_handoffs(pairs, budget_seconds - clock.monotonic())
