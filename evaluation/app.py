@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dataplane.core.schedulers import SCHEDULERS
 from evaluation.backend import Backend
+from evaluation.emulated import EmulatedBackend
 from evaluation.errors import EvaluationError, UnknownBackendError
 from evaluation.experiments.base import Context, SaturationRate, parse_variant
 from evaluation.experiments.registry import find_experiment
@@ -22,10 +23,14 @@ from evaluation.runner import ResultFile, run_cells
 from evaluation.saturation import Saturation
 from evaluation.simulated import SimulatedBackend
 from evaluation.tables import print_rows
+from localcluster.errors import ClusterError
 
 REPORTING_SEEDS_FROM = 31
 PLAIN_WIDTH = 150
-BACKENDS: dict[str, Callable[[], Backend]] = {"sim": SimulatedBackend}
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "sim": SimulatedBackend,
+    "emulated": EmulatedBackend,
+}
 
 
 def make_backend(name: str) -> Backend:
@@ -163,7 +168,7 @@ def evaluate(
                 progress=advance,
                 tell=console.log,
             )
-    except EvaluationError as error:
+    except (EvaluationError, ClusterError) as error:
         console.print(f"[red]error:[/red] {error}")
         return 2
     print_rows(rows, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
