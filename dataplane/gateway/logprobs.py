@@ -42,7 +42,8 @@ def chat_logprobs(entries: Iterable[types_pb2.TokenLogprob], wanted: int) -> dic
     content = []
     for entry in entries:
         row = _chat_row(entry.token, entry.logprob)
-        row["top_logprobs"] = [_chat_row(*top) for top in _ranked(entry)[:wanted]]
+        ranked = [(entry.token, entry.logprob), *_ranked(entry)[1:]]
+        row["top_logprobs"] = [_chat_row(*top) for top in ranked[:wanted]]
         content.append(row)
     return {"content": content}
 
