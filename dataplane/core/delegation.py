@@ -168,9 +168,11 @@ class Delegating:
             return []
         flight.prefilled = True
         self.pool.ledger.finish_prefill(event.request_id)
+        # A dispatcher in this process answers before `_tell` returns; its binding starts the decode.
+        bound_before = flight.decode_id
         self._tell(event)
-        if flight.decode_id:
-            return [StartDecode(event.request_id, flight.decode_id)]
+        if bound_before:
+            return [StartDecode(event.request_id, bound_before)]
         if self._link is None or flight.local:
             return self._choose_decode(flight)
         return []

@@ -135,7 +135,11 @@ class Session:
         while True:
             if self._hangup.done():
                 raise _cancelled()
-            match await ticket.next():
+            action = await ticket.next()
+            if self.record.completion_tokens and not isinstance(action, Reject):
+                # Whatever a scheduler says: what the client has seen is not generated twice.
+                raise self._refuse(RejectReason.STREAM_BROKEN)
+            match action:
                 case StartPrefill(_, instance_id):
                     await self._prefill(ticket, instance_id)
                 case StartDecode(_, instance_id):

@@ -48,10 +48,14 @@ class Client:
 
     leaves: str
     after: int
+    policy: str
 
 
 CLIENTS = st.builds(
-    Client, leaves=st.sampled_from(["never", "hangup", "cancel"]), after=st.integers(0, 2)
+    Client,
+    leaves=st.sampled_from(["never", "hangup", "cancel"]),
+    after=st.integers(0, 2),
+    policy=st.sampled_from(["least_loaded", "late_binding"]),
 )
 
 
@@ -72,7 +76,8 @@ def world(shared_redis) -> Iterator[tuple[asyncio.Runner, ScriptedCluster]]:
 
 async def play(cluster: ScriptedCluster, client: Client) -> Heard:
     """Send one request and treat it as the client would."""
-    call = cluster.stub.Generate(cluster.request(PROMPT, MAX_TOKENS), timeout=PATIENCE_SECONDS)
+    message = cluster.request(PROMPT, MAX_TOKENS, policy=client.policy)
+    call = cluster.stub.Generate(message, timeout=PATIENCE_SECONDS)
     reading = asyncio.create_task(listen(_leaving(cluster, call, client)))
     return await reading
 
@@ -216,13 +221,14 @@ def test_a_remote_cancel_is_a_failure_not_our_own(world):
     run(world, work)
 
 
+@pytest.mark.parametrize("policy", ["least_loaded", "late_binding"])
 @pytest.mark.parametrize("end", ["fail", "vanish", "abort"])
-def test_before_the_first_token_another_pair_is_tried(world, end):
+def test_before_the_first_token_another_pair_is_tried(world, end, policy):
     """A decode that fails first is replaced, with a new prefill: the hand-off is not used twice."""
 
     async def work(cluster: ScriptedCluster) -> None:
         cluster.script.decodes.append(DecodeScript(0, end))
-        heard = await cluster.generate(cluster.request(want_receipt=True), timeout=5)
+        heard = await cluster.generate(cluster.request(want_receipt=True, policy=policy), timeout=5)
         whats = [what for what, _ in cluster.script.calls]
         tried = [agent for what, agent in cluster.script.calls if what == "decode"]
 
@@ -234,13 +240,14 @@ def test_before_the_first_token_another_pair_is_tried(world, end):
     run(world, work)
 
 
+@pytest.mark.parametrize("policy", ["least_loaded", "late_binding"])
 @pytest.mark.parametrize("end", ["fail", "vanish", "abort"])
-def test_after_the_first_token_nothing_is_tried_again(world, end):
+def test_after_the_first_token_nothing_is_tried_again(world, end, policy):
     """A stream that breaks ends UNAVAILABLE (STREAM_BROKEN) with what had come."""
 
     async def work(cluster: ScriptedCluster) -> None:
         cluster.script.decodes.append(DecodeScript(2, end))
-        heard = await cluster.generate(timeout=5)
+        heard = await cluster.generate(cluster.request(policy=policy), timeout=5)
 
         assert heard.tokens == expected_tokens(PROMPT, 2)
         assert (heard.code, heard.error.reason) == (grpc.StatusCode.UNAVAILABLE, "STREAM_BROKEN")
