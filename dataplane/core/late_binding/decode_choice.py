@@ -27,6 +27,7 @@ _TYPICAL_BATCH = 16
 _TYPICAL_KV_TOKENS = 8192
 _PENALTY = 5.0
 _WALL = 100.0
+_MOST_SIDES = 64
 # A number of one candidate or an array over all: the formula below is plain arithmetic.
 Number: TypeAlias = Any
 
@@ -39,6 +40,7 @@ class LeastOccupied:
         self._growth_tokens = settings.growth_tokens
         self._kv_share = settings.kv_share
         self._tpot_margin = settings.tpot_margin
+        self._lasting: dict[Side, tuple[Column, ...]] = {}
 
     def price(self, request: Request, side: Side) -> Terms:
         """Return the terms by name."""
@@ -57,14 +59,13 @@ class LeastOccupied:
     def _rows(self, request: Request, side: Side) -> Number:
         """Return the terms of each candidate; of a vectorised side, each term of the candidates."""
         prompt = request.prompt_tokens
+        lasting = self._lasting.get(side)
+        if lasting is None:
+            if len(self._lasting) >= _MOST_SIDES:
+                self._lasting.clear()
+            lasting = self._lasting[side] = _lasting_columns(side)
         columns = (
-            _slowness(side),
-            side.fixed("kv_budget", lambda i, _: float(i.kv_total_tokens)),
-            side.fixed("seats_float", lambda i, _: float(i.max_num_seqs)),
-            side.fixed("kv_growth", lambda i, _: kv_growth(i)),
-            side.fixed("d0", lambda _, c: c.d0_seconds),
-            side.fixed("d1", lambda _, c: c.d1_seconds_per_sequence),
-            side.fixed("d2", lambda _, c: c.d2_seconds_per_kv_token),
+            *lasting,
             side.take(self._gate.factors),
             side.lesser(
                 side.fixed_column([request.targets.tpot_seconds] * len(side)),
@@ -113,6 +114,19 @@ class LeastOccupied:
             (missing > 0.0) * (_WALL + _PENALTY * missing),
             (overrun > 0.0) * _PENALTY * overrun,
         )
+
+
+def _lasting_columns(side: Side) -> tuple[Column, ...]:
+    """Return the columns that stay as long as the roster, in the order of `_terms`."""
+    return (
+        _slowness(side),
+        side.fixed("kv_budget", lambda i, _: float(i.kv_total_tokens)),
+        side.fixed("seats_float", lambda i, _: float(i.max_num_seqs)),
+        side.fixed("kv_growth", lambda i, _: kv_growth(i)),
+        side.fixed("d0", lambda _, c: c.d0_seconds),
+        side.fixed("d1", lambda _, c: c.d1_seconds_per_sequence),
+        side.fixed("d2", lambda _, c: c.d2_seconds_per_kv_token),
+    )
 
 
 def _slowness(side: Side) -> Column:

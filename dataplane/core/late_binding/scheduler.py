@@ -30,6 +30,7 @@ from dataplane.core.late_binding.decode_choice import LeastOccupied
 from dataplane.core.late_binding.dispatcher import Dispatcher, Pick
 from dataplane.core.late_binding.engines import Engines
 from dataplane.core.late_binding.gate import DecodeGate, Decoder
+from dataplane.core.late_binding.intake import Intake
 from dataplane.core.late_binding.lines import Batch, Line
 from dataplane.core.late_binding.preview import Preview
 from dataplane.core.late_binding.queue import WaitQueue
@@ -42,8 +43,6 @@ from dataplane.core.view import Side
 from enginemodel.model import decode_step_seconds
 
 _SOONEST_WAKE_SECONDS = 0.0005
-_FIFO_PROMPT_SECONDS = 0.0015
-_FIFO_START_SECONDS = 0.03
 _SAMPLE_SHARE = 0.5
 
 
@@ -76,12 +75,11 @@ class LateBinding:
         self.dispatcher = Dispatcher(
             self.settings, self.queue, self.engines, self.gate, self.handoff
         )
+        self._intake = Intake(self.settings, self.engines, self.dispatcher)
         self._decode_rule = LeastOccupied(self.gate, self.settings)
         self._flights: dict[str, Flight] = {}
         self._view = None if not pool.roster.instances else pool.view
-        self._sequence = 0
         self._wake_at: float | None = None
-        self._fifo_ends_at = 0.0
         self._reseat()
 
     def __repr__(self) -> str:
@@ -141,22 +139,9 @@ class LateBinding:
         return Preview(self.engines, self.dispatcher, self._decode_rule, now)
 
     def _wait(self, flight: Flight, now: float) -> None:
-        """Queue a request, as late where it cannot make its target any more."""
-        request, settings = flight.request, self.settings
-        tokens = request.prompt_tokens
-        ttft = min(max(request.targets.ttft_seconds, 1e-3), settings.longest_ttft_seconds)
-        deadline = request.arrived_at + ttft - self.engines.transfer.seconds(tokens)
-        cost = self.engines.fleet.prompt_seconds(tokens)
-        share = (cost + _FIFO_PROMPT_SECONDS) / max(1, len(self.engines.usable))
-        self._fifo_ends_at = max(now, self._fifo_ends_at) + share
-        fifo_wait = self._fifo_ends_at - now + _FIFO_START_SECONDS
-        terms = settings.fairness.terms
-        due_by = request.arrived_at + max(terms.wait_factor * fifo_wait, terms.ttft_factor * ttft)
-        self._sequence += 1
-        item = Waiting(request, self._sequence, deadline, ttft, due_by, deadline - cost)
-        flight.waiting = item
-        start_by = now + self.engines.fleet.fixed_seconds + self.dispatcher.after_prefill_seconds()
-        if item.latest_start < start_by - settings.doomed_after_seconds:
+        """Queue a request."""
+        item = flight.waiting = self._intake.take(flight.request, now)
+        if item.doomed:
             self.queue.add_late(item)
         else:
             self.queue.add(item)

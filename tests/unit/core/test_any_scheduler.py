@@ -96,7 +96,7 @@ def happen(cluster: FakeCluster, step: Step) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     script=steps,
     flaky=st.sets(st.tuples(st.integers(0, 4), st.sampled_from(NAMES)), max_size=6),
@@ -123,7 +123,7 @@ def test_every_request_ends_once(
 
 
 @pytest.mark.parametrize("fairness", ["goodput_first", "default", "strict"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(script=steps)
 def test_replaying_events_gives_the_same_actions(fairness: str, script: list[Step]) -> None:
     """A scheduler is a function of what it is told and when: a recorded run can be replayed."""
@@ -142,7 +142,7 @@ def test_replaying_events_gives_the_same_actions(fairness: str, script: list[Ste
             assert replayed.observe(event, now) == actions
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=60),
     pause=st.sampled_from([0.0, 0.002, 0.02]),

@@ -138,7 +138,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedger.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 def test_an_idle_engine_owes_nothing() -> None:
