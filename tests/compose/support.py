@@ -23,8 +23,8 @@ SERVICES = {
 AGENTS = {name for name in SERVICES if name.startswith(("prefill", "decode"))}
 
 BUILD_TIMEOUT_SECONDS = 600.0
-COMMAND_TIMEOUT_SECONDS = 180.0
-HEALTHY_TIMEOUT_SECONDS = 180.0
+COMMAND_TIMEOUT_SECONDS = 300.0
+HEALTHY_TIMEOUT_SECONDS = 300.0
 
 
 def run(*command: str, timeout: float = COMMAND_TIMEOUT_SECONDS, **variables: str) -> str:
