@@ -96,23 +96,22 @@ class Legs:
             LegError: The agent or its engine failed or refused.
         """
         sent_at = self._clock.monotonic()
-        call = self._agents.stub(at.address).Prefill(
-            agent_pb2.PrefillRequest(
-                request_id=payload.request_id,
-                router_id=self._router_id,
-                prompt_token_ids=payload.prompt_token_ids,
-                sampling=payload.message.sampling,
-                expected_epoch=at.epoch,
-            ),
-            timeout=deadline.timeout(),
-            metadata=outgoing_metadata(),
+        request = agent_pb2.PrefillRequest(
+            request_id=payload.request_id,
+            router_id=self._router_id,
+            prompt_token_ids=payload.prompt_token_ids,
+            sampling=payload.message.sampling,
+            expected_epoch=at.epoch,
         )
-        try:
-            response = await call
-        except grpc.aio.AioRpcError as error:
-            raise LegError(from_rpc_error(error)) from error
-        except asyncio.CancelledError:
-            raise _unless_we_are_cancelled() from None
+        with self._agents.calling(at.address) as stub:
+            try:
+                response = await stub.Prefill(
+                    request, timeout=deadline.timeout(), metadata=outgoing_metadata()
+                )
+            except grpc.aio.AioRpcError as error:
+                raise LegError(from_rpc_error(error)) from error
+            except asyncio.CancelledError:
+                raise _unless_we_are_cancelled() from None
         # The lease runs from the end of the prefill; counting from when it was sent errs on the
         # safe side without comparing two machines' clocks.
         engine_seconds = response.engine_time.ToNanoseconds() / 1e9
@@ -155,31 +154,30 @@ class Legs:
             request.handoff.CopyFrom(held.handoff)
             left = max(0.0, held.expires_at - self._clock.monotonic())
             request.handoff_valid_for.FromNanoseconds(round(left * 1e9))
-        call = self._agents.stub(at.address).Decode(
-            request, timeout=deadline.timeout(), metadata=outgoing_metadata()
-        )
+        with self._agents.calling(at.address) as stub:
+            call = stub.Decode(request, timeout=deadline.timeout(), metadata=outgoing_metadata())
 
-        def cut(_: object) -> None:
-            call.cancel()
+            def cut(_: object) -> None:
+                call.cancel()
 
-        hangup.add_done_callback(cut)
-        try:
-            read: Callable[[], Awaitable[Any]] = call.read
-            while (response := await read()) is not grpc.aio.EOF:
-                aborted = response.finish_reason == types_pb2.FINISH_REASON_ABORT
-                if aborted:
-                    response.ClearField("finish_reason")
-                if response.token_ids or not aborted:
-                    yield response
-                if aborted:
+            hangup.add_done_callback(cut)
+            try:
+                read: Callable[[], Awaitable[Any]] = call.read
+                while (response := await read()) is not grpc.aio.EOF:
+                    if response.finish_reason != types_pb2.FINISH_REASON_ABORT:
+                        yield response
+                        continue
+                    if response.token_ids:
+                        response.ClearField("finish_reason")
+                        yield response
                     raise LegError(_ended("the engine aborted the request"))
-        except grpc.aio.AioRpcError as error:
-            raise LegError(from_rpc_error(error)) from error
-        except asyncio.CancelledError:
-            raise _unless_we_are_cancelled() from None
-        finally:
-            hangup.remove_done_callback(cut)
-            call.cancel()
+            except grpc.aio.AioRpcError as error:
+                raise LegError(from_rpc_error(error)) from error
+            except asyncio.CancelledError:
+                raise _unless_we_are_cancelled() from None
+            finally:
+                hangup.remove_done_callback(cut)
+                call.cancel()
 
     def abandon(
         self,

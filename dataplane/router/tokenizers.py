@@ -60,13 +60,11 @@ class Tokenizers:
             if sha256 in self._loaded:
                 return self._loaded[sha256]
             data = bytearray()
-            stub = self._agents.stub(address)
-            call = stub.GetTokenizer(
-                agent_pb2.GetTokenizerRequest(), timeout=_FETCH_TIMEOUT_SECONDS
-            )
             try:
-                async for piece in call:
-                    data += piece.data
+                with self._agents.calling(address) as stub:
+                    request = agent_pb2.GetTokenizerRequest()
+                    async for piece in stub.GetTokenizer(request, timeout=_FETCH_TIMEOUT_SECONDS):
+                        data += piece.data
             except grpc.aio.AioRpcError as error:
                 raise Unavailable(
                     f"the tokenizer could not be fetched: {error.details()}",

@@ -49,11 +49,13 @@ class DecodeScript:
         end: `finish` with the last token, `vanish` without a finish reason, `hang`, `fail`, or
             `abort` as an engine that is shut down.
         code: With `fail`.
+        pause_at: Token before which it waits for `Script.resume`; None never waits.
     """
 
     tokens: int | None = None
     end: Literal["finish", "vanish", "hang", "fail", "abort"] = "finish"
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
+    pause_at: int | None = None
 
 
 @dataclass
@@ -166,6 +168,8 @@ class ScriptedAgent(agent_pb2_grpc.AgentServiceServicer):
         tokens = expected_tokens(request.prompt_token_ids, count)
         try:
             for position, token in enumerate(tokens):
+                if position == todo.pause_at:
+                    await script.resume.wait()
                 script.held.pop(request.handoff.handoff_id, None)
                 response = agent_pb2.DecodeResponse(token_ids=[token])
                 if todo.end == "finish" and position + 1 == count:
