@@ -3,15 +3,18 @@
 from collections.abc import Mapping, Sequence
 
 import structlog
+from envoy.service.ext_proc.v3 import external_processor_pb2, external_processor_pb2_grpc
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from dataplane.gateway.asking import ApiKeys
 from dataplane.gateway.connection import Connections
 from dataplane.gateway.generating import Generating
+from dataplane.gateway.measuring import Measuring
 from dataplane.gateway.metrics import GatewayMetrics
 from dataplane.gateway.model_text import ModelTexts
 from dataplane.gateway.operating import Operating
+from dataplane.gateway.picker import Picker
 from dataplane.gateway.prompts import Models
 from dataplane.gateway.routes import Endpoint, Routes
 from dataplane.gateway.running import Runner
@@ -19,10 +22,13 @@ from dataplane.gateway.server import HttpServer
 from dataplane.gateway.settings import GatewayFields
 from dataplane.gateway.values import HttpLimits
 from dataplane.router.agents import AgentChannels
+from dataplane.router.desk import Desk
 from dataplane.router.fleet import Fleet
 from dataplane.router.front import Front
+from dataplane.router.intake import Intake
 from dataplane.router.tokenizers import Tokenizers
 from servicekit.clock import Clock
+from servicekit.server import ServiceBinding
 
 
 class Gateway:
@@ -75,6 +81,34 @@ class Gateway:
     async def stop(self) -> None:
         """Let answers under way end, within the grace, and close."""
         await self.server.stop(self._grace_seconds)
+
+
+def picker_services(
+    settings: GatewayFields,
+    *,
+    fleet: Fleet,
+    tokenizers: Tokenizers,
+    agents: AgentChannels,
+    intake: Intake,
+    desk: Desk,
+    clock: Clock,
+) -> list[ServiceBinding]:
+    """Return Envoy's services for the router's gRPC port; none where no endpoints are set."""
+    if not settings.gateway_picker_endpoints:
+        return []
+    picker = Picker(
+        measuring=Measuring(Models(fleet, ModelTexts(tokenizers, agents))),
+        intake=intake,
+        desk=desk,
+        clock=clock,
+        endpoints=settings.gateway_picker_endpoints,
+        max_body_bytes=settings.gateway_max_body_bytes,
+    )
+    add = external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server
+    service = ServiceBinding.of(external_processor_pb2, "ExternalProcessor", add, picker)
+    # Names that the picker protocol has its health asked by; nothing is served under them.
+    probes = [ServiceBinding(name, lambda _: None) for name in ("liveness", "readiness")]
+    return [service, *probes]
 
 
 def endpoints(

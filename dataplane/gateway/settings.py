@@ -9,8 +9,9 @@ class GatewayFields(BaseModel):
     gateway_listen: str | None = Field(
         None, description="host:port of the OpenAI API over HTTP; empty for none"
     )
-    gateway_picker_listen: str | None = Field(
-        None, description="host:port of Envoy's external processor (endpoint picker); empty: none"
+    gateway_picker_endpoints: dict[str, str] = Field(
+        default_factory=dict,
+        description="engines' own host:port by instance id, as JSON; makes the router Envoy's picker",
     )
     gateway_api_keys: dict[str, tuple[SecretStr, ...]] = Field(
         default_factory=dict,

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from dataplane.core.predictor import HistogramPredictor
 from dataplane.core.recording import Recording
 from dataplane.core.scheduler import Scheduler
 from dataplane.core.schedulers import LATE_BINDING, make_late_binding, make_scheduler
-from dataplane.gateway.app import Gateway
+from dataplane.gateway.app import Gateway, picker_services
 from dataplane.router.accounts import Accounts
 from dataplane.router.agents import AgentChannels
 from dataplane.router.desk import Desk
@@ -145,7 +145,8 @@ class RouterApp:
             snapshot_age_seconds=lambda: feed.age_seconds,
         )
         dispatching = self._dispatching(client, fleet, feed, lambda: server.address)
-        server = self._server(front, intake, journal, dispatching)
+        desk, picker = self._picker(fleet, tokenizers, agents, intake)
+        server = self._server(front, intake, journal, dispatching, desk=desk, more=picker)
         self._background("feed", feed.run())
         self._background("journal", journal.run())
         self._background("board", board.run())
@@ -233,12 +234,15 @@ class RouterApp:
         return dispatching
 
     def _server(
-        self, front: Front, intake: Intake, journal: Journal, dispatching: Dispatching
+        self,
+        front: Front,
+        intake: Intake,
+        journal: Journal,
+        dispatching: Dispatching,
+        *,
+        desk: Desk,
+        more: Sequence[ServiceBinding],
     ) -> RpcServer:
-        desk = Desk(
-            fallback=self._settings.fallback_policy, settings=self._settings.policy_settings
-        )
-        self._stack.callback(desk.stop)
         servicer = RouterServicer(
             front=front, intake=intake, desk=desk, journal=journal, clock=self._clock
         )
@@ -256,10 +260,28 @@ class RouterApp:
         )
         return RpcServer(
             self._settings.server_options(),
-            services=[binding, dispatch],
+            services=[binding, dispatch, *more],
             registry=self._registry,
             clock=self._clock,
         )
+
+    def _picker(
+        self, fleet: Fleet, tokenizers: Tokenizers, agents: AgentChannels, intake: Intake
+    ) -> tuple[Desk, list[ServiceBinding]]:
+        """Construct what decides without dispatching, and Envoy's side of it where wanted."""
+        settings = self._settings
+        desk = Desk(fallback=settings.fallback_policy, settings=settings.policy_settings)
+        self._stack.callback(desk.stop)
+        services = picker_services(
+            settings,
+            fleet=fleet,
+            tokenizers=tokenizers,
+            agents=agents,
+            intake=intake,
+            desk=desk,
+            clock=self._clock,
+        )
+        return desk, services
 
     async def _gateway(
         self, front: Front, fleet: Fleet, tokenizers: Tokenizers, agents: AgentChannels
