@@ -6,7 +6,7 @@ decode engine is chosen at hand-off. No length prediction is needed. The rules, 
 and what each is worth: docs/decisions.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dataplane.core.errors import RejectReason
 from dataplane.core.events import (
@@ -29,13 +29,12 @@ from dataplane.core.late_binding.calibration import HandoffTime
 from dataplane.core.late_binding.decode_choice import LeastOccupied
 from dataplane.core.late_binding.dispatcher import Dispatcher, Pick
 from dataplane.core.late_binding.engines import Engines
+from dataplane.core.late_binding.flight import Flight
 from dataplane.core.late_binding.gate import DecodeGate, Decoder
 from dataplane.core.late_binding.intake import Intake
-from dataplane.core.late_binding.lines import Batch, Line
 from dataplane.core.late_binding.preview import Preview
 from dataplane.core.late_binding.queue import WaitQueue
 from dataplane.core.late_binding.settings import LateBindingSettings
-from dataplane.core.late_binding.waiting import Waiting
 from dataplane.core.policies.base import DECODE_BITS, least
 from dataplane.core.pool import Pool
 from dataplane.core.request import Request
@@ -44,22 +43,6 @@ from enginemodel.model import decode_step_seconds
 
 _SOONEST_WAKE_SECONDS = 0.0005
 _SAMPLE_SHARE = 0.5
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A request between submission and end: waiting, then on a line, then on a decoder."""
-
-    request: Request
-    attempts: int = 1
-    waiting: Waiting | None = None
-    line: Line | None = None
-    batch: Batch | None = None
-    booked: Decoder | None = None
-    decoder: Decoder | None = None
-    counted: bool = False
-    decode_sent_at: float = 0.0
-    last_token_at: float | None = None
 
 
 class LateBinding:
@@ -93,6 +76,8 @@ class LateBinding:
             return []
         if not self.engines.usable:
             return [Reject(request_id, self.pool.view.why_no_prefill())]
+        if request.excluded and not self._has_engines(request):
+            return [Reject(request_id, RejectReason.RETRIES_EXHAUSTED)]
         if self.queue.size >= self.settings.queue_limit:
             return [Reject(request_id, RejectReason.QUEUE_FULL)]
         flight = self._flights[request_id] = Flight(request)
@@ -116,6 +101,8 @@ class LateBinding:
         if decoder is not None:
             self._start_decode(flight, decoder, now)
             self.pool.streamed(request.request_id, generated_tokens)
+            flight.last_token_at = now if generated_tokens else None
+            flight.decode_sent_at = None
 
     def observe(self, event: Event, now: float) -> list[Action]:
         """Move a request on, or take in the cluster's state."""
@@ -137,6 +124,10 @@ class LateBinding:
     def preview(self, now: float) -> Preview:
         """Return what would be done with a request at that time, in the form of a policy."""
         return Preview(self.engines, self.dispatcher, self._decode_rule, now)
+
+    def _has_engines(self, request: Request) -> bool:
+        """Tell whether a pair is left on which a request has not failed."""
+        return bool(self.pool.view.side("prefill", "", request.excluded).slots)
 
     def _wait(self, flight: Flight, now: float) -> None:
         """Queue a request."""
@@ -192,9 +183,13 @@ class LateBinding:
 
     def _prefilled(self, event: PrefillDone, now: float) -> list[Action]:
         flight = self._flights.get(event.request_id)
-        if flight is None or flight.line is None or flight.decoder is not None:
+        if flight is None or flight.line is None:
             return []
         line = flight.line
+        if flight.decoder is not None:
+            # Another scheduler bound both sides: only the line is to be freed.
+            self._leave_line(flight, now)
+            return self._dispatch(now)
         self._leave_line(flight, now, cached_tokens=event.cached_prompt_tokens)
         instance = self.pool.instance(line.instance.instance_id)
         if instance is None or instance.epoch != line.instance.epoch:
@@ -233,7 +228,7 @@ class LateBinding:
             # A MIXED engine: its first token says that the prompt is done.
             self._leave_line(flight, now)
             return self._dispatch(now)
-        if self.settings.learn_handoff:
+        if self.settings.learn_handoff and flight.decode_sent_at is not None:
             pull = self.engines.transfer.seconds(flight.request.prompt_tokens)
             self.handoff.observe(now - flight.decode_sent_at - pull)
         return []
@@ -277,7 +272,7 @@ class LateBinding:
         if flight.attempts >= self.settings.max_attempts:
             return self._reject(flight, RejectReason.RETRIES_EXHAUSTED, now)
         request = replace(flight.request, excluded=flight.request.excluded | {bad_id})
-        if not self.pool.view.side("prefill", "", request.excluded).slots:
+        if not self._has_engines(request):
             return self._reject(flight, RejectReason.RETRIES_EXHAUSTED, now)
         again = Flight(request, flight.attempts + 1)
         self._flights[request.request_id] = again
@@ -367,8 +362,7 @@ class LateBinding:
             stranded = [
                 item
                 for item in self.queue.items()
-                if item.request.excluded
-                and not view.side("prefill", "", item.request.excluded).slots
+                if item.request.excluded and not self._has_engines(item.request)
             ]
         for item in stranded:
             self._release(self._flights.pop(item.request.request_id), now)

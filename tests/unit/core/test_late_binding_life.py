@@ -294,3 +294,48 @@ def test_its_state_is_shown() -> None:
     scheduler.submit(request("waits", at=0.01), 0.01)
 
     assert "1 waiting, 1 in flight" in repr(scheduler)
+
+
+def test_a_request_that_failed_everywhere_is_refused_on_submission() -> None:
+    """Where every pair is excluded there is nothing to wait for."""
+    scheduler = late("p0", "d0", "d1")
+    scheduler.submit(request("first", prompt=2000), 0.0)
+
+    actions = scheduler.submit(request("again", excluded=frozenset({"p0"})), 0.1)
+
+    assert actions == [Reject("again", RejectReason.RETRIES_EXHAUSTED)]
+    scheduler.submit(request("other", excluded=frozenset({"d0"}), at=0.1), 0.1)
+    assert len(scheduler.queue) == 1
+
+
+@pytest.mark.parametrize("ending", ["prefilled", "first_token", "cancelled"])
+def test_what_another_scheduler_placed_is_kept_account_of(ending: str) -> None:
+    """An adopted request holds its engine and its room until it leaves, and teaches nothing."""
+    scheduler = late("p0", "d0")
+    scheduler.adopt(request("a", prompt=2000), "p0", "d0", 0, 0.0)
+    assert started(scheduler.submit(request("waits", at=0.0), 0.0)) == []
+
+    event = {
+        "prefilled": PrefillDone("a", 30.0),
+        "first_token": TokensStreamed("a", 1),
+        "cancelled": Cancelled("a"),
+    }[ending]
+    sent = started(scheduler.observe(event, 0.05))
+
+    assert sent == ["waits"]
+    scheduler.observe(TokensStreamed("a", 1), 0.06)
+    assert len(scheduler.handoff._legs) == 0
+    assert scheduler.engines.lines["p0"].multiplier.value == 1.0
+    for name in ("a", "waits"):
+        scheduler.observe(Finished(name), 1.0)
+    assert empty(scheduler)
+
+
+def test_a_stream_is_adopted_with_its_progress() -> None:
+    """What was generated before counts as KV on its engine, and unknown engines as nothing."""
+    scheduler = late("p0", "d0")
+    scheduler.adopt(request("a", prompt=50), "", "d0", 30, 0.0)
+    scheduler.adopt(request("b"), "", "d7", 30, 0.0)
+
+    assert scheduler.pool.ledger.columns.decode_kv_tokens[1] == 80.0
+    assert len(scheduler.pool.ledger) == 1

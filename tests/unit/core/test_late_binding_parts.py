@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from dataplane.core.cluster import Instance
 from dataplane.core.errors import NoCandidateError
 from dataplane.core.events import Cancelled, PrefillDone, TokensStreamed
-from dataplane.core.late_binding import LateBinding
+from dataplane.core.late_binding import Fairness, LateBinding, LateBindingSettings
+from dataplane.core.late_binding.candidates import Candidates
 from dataplane.core.late_binding.pace import pace_of
 from dataplane.core.late_binding.queue import WaitQueue
 from dataplane.core.late_binding.waiting import Lane, Waiting
@@ -220,3 +221,76 @@ def test_requests_without_targets_wait_their_turn() -> None:
     (item,) = scheduler.queue.items()
     assert item.deadline < 31.0
     assert started(scheduler.observe(PrefillDone("first", 30.0), 0.2)) == ["first", "endless"]
+
+
+def candidates(*items: Waiting) -> Candidates:
+    """Return the order over these requests, each in the queue."""
+    queue = WaitQueue()
+    for item in items:
+        queue.add(item)
+    return Candidates(queue, by_laxity=True)
+
+
+def names(order: Candidates, start_by: float, urgent: float = 0.0) -> list[int]:
+    """Return the sequence numbers in order."""
+    return [item.sequence for _, _, item in order.ordered(PACE, 2.0, start_by, urgent)]
+
+
+def test_a_growing_batch_drops_who_would_be_late_in_it() -> None:
+    """Between two prompts of a batch, heads that have become late make way for those behind."""
+    soon, later = waiting("1", start=1.0), waiting("2", start=2.0)
+    order = candidates(soon, later, waiting("3", start=1.5, prompt=1000))
+
+    assert names(order, 0.5) == [1, 3]
+    assert names(order, 1.2) == [3, 2]
+    assert names(order, 1.7) == [2]
+
+
+def test_who_was_sent_makes_way_for_the_next_in_its_lane() -> None:
+    """The order follows the queue while requests are taken out of it one by one."""
+    first, second = waiting("1", start=1.0), waiting("2", start=2.0)
+    order = candidates(first, second)
+    assert names(order, 0.5) == [1]
+
+    order._queue.remove(first)
+
+    assert names(order, 0.5) == [2]
+
+
+def test_the_urgent_go_last_but_go() -> None:
+    """Those with too little laxity come behind all others, and are not left out."""
+    order = candidates(waiting("1", start=1.0), waiting("2", start=2.0, prompt=1000))
+
+    assert names(order, 0.9, urgent=0.5) == [2, 1]
+    assert names(candidates(waiting("1", start=1.0)), 0.9, urgent=0.5) == [1]
+
+
+def test_fair_lateness_follows_the_queue() -> None:
+    """With fairness by FIFO waits, a request may overtake the later the longer the queue was."""
+    due = {}
+    for fairness in (Fairness.DEFAULT, Fairness.FAIR):
+        scheduler = LateBinding(pool("p0", "d0"), LateBindingSettings(fairness=fairness))
+        for i in range(200):
+            scheduler.submit(request(f"r{i}", prompt=2000), 0.0)
+        items = {item.request.request_id: item for item in scheduler.queue.items()}
+        due[fairness] = (items["r1"].due_by, items["r199"].due_by)
+
+    assert due[Fairness.DEFAULT] == (5.25, 5.25)
+    assert due[Fairness.FAIR][0] == pytest.approx(2.1)
+    assert due[Fairness.FAIR][1] > 60.0
+
+
+def test_a_step_is_sampled_once() -> None:
+    """Many sequences that report the same steps teach no faster than one."""
+    learned = []
+    for count in (1, 8):
+        scheduler = LateBinding(pool("p0", "d0"))
+        for i in range(count):
+            scheduler.adopt(request(f"r{i}", prompt=10), "", "d0", 1, 0.0)
+        for n in range(1, 100):
+            for i in range(count):
+                scheduler.observe(TokensStreamed(f"r{i}", 1), 0.0155 * n)
+        learned.append(scheduler.engines.decoders["d0"].multiplier.value)
+
+    assert 1.03 < learned[0] < 1.15
+    assert learned[1] == pytest.approx(learned[0], abs=0.03)
