@@ -37,6 +37,7 @@ from dataplane.core.handoff import (
     prompt_digest,
 )
 from servicekit.clock import Clock
+from servicekit.errors import SteelyardError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +129,9 @@ class Agent:
         self._held_charges: dict[str, Charge] = {}
         self._prefills: dict[str, asyncio.Task[PrefillResult]] = {}
         self._generations: dict[str, Generation] = {}
+        self._starting: set[str] = set()
+        self._taking_over = asyncio.Lock()
+        self._undescribed = False
         self._meter = StepMeter()
         self.refusals: Counter[HandoffRefusal] = Counter()
         self.last_load: AgentLoad | None = None
@@ -198,18 +202,21 @@ class Agent:
         if not self.identity.role.decodes:
             raise WrongRole(f"{self.identity.instance_id} only prefills")
         self._check_epoch(expected_epoch)
-        if job.request_id in self._generations:
+        if job.request_id in self._generations or job.request_id in self._starting:
             raise DuplicateRequest(f"request {job.request_id} is generating here already")
         check_decode(job, self._description)
         if ticket is not None:
             self._admit(ticket, job.prompt, valid_for_seconds)
         phase = ChargePhase.PREFILL if ticket is None else ChargePhase.DECODE
         charge = self.accounting.charge(router_id, phase, len(job.prompt))
+        self._starting.add(job.request_id)
         try:
             stream = await self.engine.decode(job)
         except BaseException:
             charge.free()
             raise
+        finally:
+            self._starting.discard(job.request_id)
         generation = self._generations[job.request_id] = Generation(self, job, stream, charge)
         return generation
 
@@ -238,9 +245,8 @@ class Agent:
         """
         held = self._held.find(ticket.handoff_id)
         if held is not None:
-            self._held.remove(held.request_id)
-            self._free_held(held)
-        elif (
+            return await self._let_go(held, prompt)
+        if (
             not self.identity.role.decodes
             or self._book.admit(ticket, None, now_unix_seconds=self._clock.unix()) is not None
         ):
@@ -251,7 +257,8 @@ class Agent:
         """Measure the engine, notice what has left it, and add what the agent counts."""
         measure = await self.engine.measure()
         if measure.healthy and measure.epoch and measure.epoch != self._description.epoch:
-            await self._take_over_new_boot()
+            described = await self._take_over_new_boot()
+            measure = measure if described else EngineMeasure(healthy=False)
         self._sweep_held(measure)
         now = self._clock.monotonic()
         self.last_load = AgentLoad(
@@ -365,13 +372,26 @@ class Agent:
         if charge is not None:
             charge.free()
 
-    async def _take_over_new_boot(self) -> None:
-        """Learn what the restarted engine is; what its old boot held is gone."""
+    async def _take_over_new_boot(self) -> bool:
+        """Learn what the restarted engine is; what its old boot held is gone.
+
+        Returns:
+            False where it does not say yet what it is: it may be going down again.
+        """
         old = self._description
-        self._description = await self.engine.describe()
-        self._book.set_pairing_key(self._description.pairing_key)
-        for held in self._held.clear():
-            self._free_held(held)
-        self._log.warning(
-            "engine_restarted", old_epoch=old.epoch, new_epoch=self._description.epoch
-        )
+        async with self._taking_over:
+            if self._description is not old:
+                return True  # whoever measured at the same time has done it
+            try:
+                self._description = await self.engine.describe()
+            except SteelyardError as error:
+                if not self._undescribed:  # one line a boot, not one a report
+                    self._log.warning("engine_not_described", reason=error.message)
+                self._undescribed = True
+                return False
+            self._undescribed = False
+            self._book.set_pairing_key(self._description.pairing_key)
+            for held in self._held.clear():
+                self._free_held(held)
+        self._log.warning("engine_restarted", old_epoch=old.epoch, new_epoch=self.description.epoch)
+        return True

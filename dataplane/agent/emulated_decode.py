@@ -59,17 +59,18 @@ class DecodeSide:
 
         Raises:
             DuplicateRequest: its id is live here.
-            InvalidArgument: its hand-off is unreadable.
+            InvalidArgument: its hand-off is unreadable, or its length cannot be.
         """
         core_id = CORE_PREFIX + job.request_id
         if core_id in self._streams:
             raise DuplicateRequest(f"request {job.request_id} is generating here already")
         stream = EmulatedStream(job, self._tokenizer, self.abort)
+        rules = _rules(job)
         output_tokens = job.max_tokens
         if job.engine_params is not None:
             self._blobs[core_id] = read_blob(job.engine_params)
         else:
-            output_tokens = self._give_content(stream, text_state(job.prompt))
+            output_tokens = self._give_content(stream, rules, text_state(job.prompt))
         self._streams[core_id] = stream
         self._core.submit(
             SequenceRequest(
@@ -131,9 +132,8 @@ class DecodeSide:
         for peer in self._peers.values():
             await peer.close()
 
-    def _give_content(self, stream: EmulatedStream, state: int) -> int:
+    def _give_content(self, stream: EmulatedStream, rules: StopRules, state: int) -> int:
         """Tell a stream what its KV holds; returns how long its text will be, tokens."""
-        rules = _rules(stream.job)
         stream.continuation = Continuation(state, rules, self._vocabulary)
         return stream.continuation.length_tokens()
 
@@ -155,7 +155,8 @@ class DecodeSide:
             return
         if blob.remote_block_tokens != self._block_tokens:
             state = corrupt(state, blob.remote_block_tokens)
-        self._core.content_arrived(core_id, self._give_content(stream, state))
+        output_tokens = self._give_content(stream, _rules(stream.job), state)
+        self._core.content_arrived(core_id, output_tokens)
         self._wake()
 
     async def _tell(self, op: str, blob: HandoffBlob) -> None:

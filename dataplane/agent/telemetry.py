@@ -134,6 +134,8 @@ class Telemetry:
                 if from_rpc_error(error).reason == "UNREGISTERED":
                     raise _SessionEndedError from error
                 raise
+            except asyncio.InvalidStateError as error:  # it ended before its reader noticed
+                raise _SessionEndedError from error
             finally:
                 reading.cancel()
                 call.cancel()

@@ -83,7 +83,8 @@ class HandoffBook:
         self._margin_seconds = margin_seconds
         self._remember_seconds = remember_seconds
         self._consumed: OrderedDict[str, float] = OrderedDict()
-        self._epoch: dict[str, str] = {}
+        self._epoch: dict[str, tuple[str, float]] = {}
+        """By prefill instance: its last epoch, and the latest expiry seen of it."""
         self._replaced_epochs: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:
@@ -126,7 +127,7 @@ class HandoffBook:
         """Apply the rules in the order that helps the caller most."""
         if ticket.pairing_key != self._pairing_key:
             return HandoffRefusal.PAIR_MISMATCH
-        if (ticket.prefill_instance_id, ticket.prefill_epoch) in self._replaced_epochs:
+        if self._is_replaced(ticket):
             return HandoffRefusal.FOREIGN_EPOCH
         if ticket.handoff_id in self._consumed:
             return HandoffRefusal.CONSUMED
@@ -136,12 +137,22 @@ class HandoffBook:
             return HandoffRefusal.EXPIRED
         return None
 
+    def _is_replaced(self, ticket: HandoffTicket) -> bool:
+        """Say whether its boot is over; of two boots, the one that gave leases last lives."""
+        instance_id, epoch = ticket.prefill_instance_id, ticket.prefill_epoch
+        if (instance_id, epoch) in self._replaced_epochs:
+            return True
+        known, latest_unix_seconds = self._epoch.get(instance_id, (epoch, 0.0))
+        return known != epoch and ticket.expire_unix_seconds < latest_unix_seconds
+
     def _learn_epoch(self, ticket: HandoffTicket) -> None:
         """Note which boot of the prefill instance is the current one."""
-        known = self._epoch.get(ticket.prefill_instance_id)
-        if known is not None and known != ticket.prefill_epoch:
-            self._replaced_epochs.add((ticket.prefill_instance_id, known))
-        self._epoch[ticket.prefill_instance_id] = ticket.prefill_epoch
+        instance_id, epoch = ticket.prefill_instance_id, ticket.prefill_epoch
+        known, latest_unix_seconds = self._epoch.get(instance_id, (epoch, 0.0))
+        if known != epoch:
+            self._replaced_epochs.add((instance_id, known))
+            latest_unix_seconds = 0.0
+        self._epoch[instance_id] = (epoch, max(latest_unix_seconds, ticket.expire_unix_seconds))
 
     def _forget(self, now_unix_seconds: float) -> None:
         """Drop what the expiry rule covers by now; oldest first, amortised constant time."""

@@ -14,6 +14,7 @@ from dataplane.agent.engine_emulated import EngineEmulated
 from dataplane.agent.errors import EngineFailed
 from dataplane.agent.settings import AgentSettings
 from servicekit.clock import SystemClock
+from servicekit.errors import InvalidArgument
 from tests.integration.agent.agents import new_prompt
 
 pytestmark = pytest.mark.asyncio
@@ -160,3 +161,22 @@ async def test_a_queued_handoff_outlives_its_lease(cluster):
     await blocker.close()
 
     assert await saying == await say(decode, prompt)
+
+
+async def test_a_length_that_cannot_be_is_refused_with_a_handoff_too(cluster):
+    """The length is checked before anything is pulled, so nobody waits for a text that never comes."""
+    prefill, decode = await cluster.start(), await cluster.start()
+    prompt = new_prompt()
+    held = await prefill.prefill(PrefillJob(request_id="r", prompt=prompt))
+    job = DecodeJob(
+        request_id="r",
+        prompt=prompt,
+        max_tokens=12,
+        sampling=Sampling(extra_json='{"emulated_output_tokens": 0}'),
+        engine_params=held.engine_params,
+    )
+
+    with pytest.raises(InvalidArgument):
+        await decode.decode(job)
+
+    assert (await decode.measure()).waiting == 0

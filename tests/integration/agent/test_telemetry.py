@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from steelyard.v1 import control_pb2, control_pb2_grpc, types_pb2
 
 from dataplane.agent.engine import EngineMeasure
+from dataplane.agent.errors import EngineUnavailable
 from servicekit.errors import NotFound
 from servicekit.status import to_grpc
 from tests.integration.agent.agents import agents, decode_request, generate, new_prompt
@@ -186,3 +187,64 @@ async def test_a_restarted_engine_registers_under_its_new_epoch(monkeypatch):
 
         assert old.epoch != "next boot"
         assert new.epoch == report.epoch == "next boot"
+
+
+async def test_a_new_boot_that_cannot_be_described_yet_is_unhealthy_and_reports_go_on(monkeypatch):
+    """An engine that restarts and fails again does not silence its agent."""
+    plane = ControlPlane()
+    async with serving(plane) as port, agents(reporting_to(port)) as (client,):
+        await plane.report_with(lambda report: report.load.engine_healthy)
+        engine = client.running.agent.engine
+        description = replace(await engine.describe(), epoch="next boot")
+        describable = asyncio.Event()
+
+        async def describe():
+            if not describable.is_set():
+                raise EngineUnavailable("the engine does not answer")
+            return description
+
+        async def measure():
+            return EngineMeasure(healthy=True, epoch="next boot")
+
+        monkeypatch.setattr(engine, "describe", describe)
+        monkeypatch.setattr(engine, "measure", measure)
+        await plane.report_with(lambda report: not report.load.engine_healthy)
+        describable.set()
+
+        report = await plane.report_with(lambda report: report.epoch == "next boot")
+
+        assert report.load.engine_healthy
+
+
+async def test_a_stream_that_ends_while_a_report_is_made_does_not_end_reporting(monkeypatch):
+    """The report that finds its stream closed is lost; the agent registers and reports again."""
+    first, second = ControlPlane(), ControlPlane()
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(serving(first))
+        async with agents(reporting_to(port)) as (client,):
+            await first.report_with(lambda _: True)
+            agent, measuring, go_on = client.running.agent, asyncio.Event(), asyncio.Event()
+            measured = agent.load
+
+            async def load():
+                if asyncio.current_task().get_name() == "telemetry":
+                    measuring.set()
+                    await go_on.wait()
+                return await measured()
+
+            monkeypatch.setattr(agent, "load", load)
+            await measuring.wait()
+            await stack.aclose()
+            await until_no_task_runs("Telemetry._read")
+            go_on.set()
+
+            async with serving(second, port):
+                await second.registration()
+                await second.report_with(lambda report: report.sequence == 1)
+
+
+async def until_no_task_runs(name):
+    """Wait until no task of this loop is in a coroutine of that name."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while any(task.get_coro().__qualname__ == name for task in asyncio.all_tasks()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

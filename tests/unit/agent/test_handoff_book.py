@@ -86,6 +86,16 @@ def test_a_handoff_of_a_replaced_boot_is_refused():
     assert refusal is HandoffRefusal.FOREIGN_EPOCH
 
 
+def test_a_late_handoff_of_an_earlier_boot_does_not_oust_the_present_one():
+    """A book that met the new boot first refuses what the old one gave, and keeps the new one."""
+    a_book = book()
+    late = replace(TICKET, handoff_id="late", expire_unix_seconds=NOW + 20)
+    admit(a_book, replace(TICKET, handoff_id="h2", prefill_epoch="e2"))
+
+    assert admit(a_book, late) is HandoffRefusal.FOREIGN_EPOCH
+    assert admit(a_book, replace(TICKET, handoff_id="h3", prefill_epoch="e2")) is None
+
+
 def test_a_handoff_without_digest_is_checked_by_length_alone():
     """Agents that send no digest still work."""
     assert admit(book(), replace(TICKET, prompt_digest=b""), prompt=[7, 8, 9]) is None
