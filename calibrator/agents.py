@@ -172,10 +172,11 @@ class AgentClient:
             tuple(token_ids), usage.prompt_tokens, usage.completion_tokens, first_seconds
         )
 
-    async def release(self, held: Prefilled, prompt: Sequence[int]) -> None:
-        """Free a hand-off that nobody will pull."""
+    async def release(self, held: Prefilled, prompt: Sequence[int]) -> bool:
+        """Free a hand-off that nobody will pull; False where this engine cannot."""
         request = agent_pb2.ReleaseRequest(handoff=held.handoff, prompt_token_ids=prompt)
-        await self._call(self._stub.Release, request, 10.0)
+        response = await self._call(self._stub.Release, request, 10.0)
+        return bool(response.released)
 
     async def close(self) -> None:
         """Close the channel; calls under way end, and the agent frees what they had."""

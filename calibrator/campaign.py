@@ -120,7 +120,7 @@ class Campaign:
             InstanceLost: The last instance of a kind died.
         """
         self._ready = ready
-        gates = Gates(self._clients, self._slots)
+        gates = Gates(self._clients, self._slots, self._clock)
         try:
             announce("gates")
             await self._pass_gates(gates, ready)

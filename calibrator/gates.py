@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 from calibrator.agents import AgentClient, Generated, Prefilled, random_prompt
 from calibrator.cluster import Target, pairs_of
 from calibrator.errors import ProbeFailed
+from calibrator.freeing import free
 from calibrator.gate_result import GateResult
+from servicekit.clock import Clock
 
 _OUTPUT_TOKENS = 12
 _SEED = 20_260
 _ROUND_TRIPS = 5
+_RESET_ATTEMPTS = 12
+_RESET_PAUSE_SECONDS = 0.25
 
 
 @dataclass(slots=True)
@@ -54,10 +58,14 @@ class Gates:
     Args:
         clients: Of all instances, by id.
         slots: How many calls may run at once.
+        clock: Paces repeated tries.
     """
 
-    def __init__(self, clients: Mapping[str, AgentClient], slots: asyncio.Semaphore) -> None:
+    def __init__(
+        self, clients: Mapping[str, AgentClient], slots: asyncio.Semaphore, clock: Clock
+    ) -> None:
         self._clients = clients
+        self._clock = clock
         self._slots = slots
         self._findings = _Findings()
 
@@ -116,29 +124,40 @@ class Gates:
         if "prefix_cache" in self._findings.remarks:
             return
 
-        async def one(target: Target) -> None:
-            client = self._clients[target.instance_id]
-            prompt = _prompts(target)[-1]
-            async with self._slots:
-                for _ in range(2):
-                    held = await client.prefill(prompt)
-                    await asyncio.shield(client.release(held, prompt))
-                    self._findings.expect(
-                        "prefix_cache",
-                        f"{target.instance_id} found {held.cached_prompt_tokens} tokens of a "
-                        "prompt in a cache that was reset",
-                        holds=held.cached_prompt_tokens == 0,
-                    )
-                    await client.reset_prefix_cache()
+        await _all(self._check_reset_of(target) for target in targets if target.prefills)
 
-        await _all(one(target) for target in targets if target.prefills)
+    async def _check_reset_of(self, target: Target) -> None:
+        """Prefill the same prompt before and after a reset.
+
+        Engines free a released prompt with a step to come, and do not reset while it is held: it
+        is tried for a while.
+        """
+        client = self._clients[target.instance_id]
+        prompt = self._prompts(target)[-1]
+        cached = 0
+        for attempt in range(_RESET_ATTEMPTS):
+            if attempt > 0:
+                await self._clock.sleep(_RESET_PAUSE_SECONDS if cached else 0.0)
+                await client.reset_prefix_cache()
+            async with self._slots:
+                held = await client.prefill(prompt)
+                await asyncio.shield(free(held, prompt, client, self._clients))
+            cached = held.cached_prompt_tokens
+            if attempt > 0 and cached == 0:
+                break
+        self._findings.expect(
+            "prefix_cache",
+            f"{target.instance_id} found {cached} tokens of a prompt in a cache that was reset",
+            holds=cached == 0,
+        )
+        await client.reset_prefix_cache()
 
     async def _count_tokens(self, targets: Sequence[Target]) -> None:
         """Compare counted with sent tokens, on every engine."""
 
         async def one(target: Target) -> None:
             client = self._clients[target.instance_id]
-            for prompt in _prompts(target)[:2]:
+            for prompt in self._prompts(target)[:2]:
                 async with self._slots:
                     if target.decodes:
                         self._check_generated(target, prompt, await self._generate(client, prompt))
@@ -147,7 +166,7 @@ class Gates:
                         try:
                             self._check_prefilled(target, prompt, held)
                         finally:
-                            await asyncio.shield(_quietly(client.release(held, prompt)))
+                            await asyncio.shield(free(held, prompt, client, self._clients))
 
         await _all(one(target) for target in targets)
 
@@ -179,7 +198,7 @@ class Gates:
             decodes = [t for t in targets if t.pool == pool and t.decodes]
             if not decodes:
                 continue
-            for index, prompt in enumerate(_prompts(decodes[0])):
+            for index, prompt in enumerate(self._prompts(decodes[0])):
                 said = await self._continue_everywhere(decodes, prompt)
                 usual = Counter(g.token_ids for g in said.values()).most_common(1)[0][0]
                 reference[pool, index] = next(g for g in said.values() if g.token_ids == usual)
@@ -210,7 +229,7 @@ class Gates:
 
         async def one(pair: tuple[Target, Target], index: int) -> None:
             prefill, decode = pair
-            prompts = _prompts(decode)
+            prompts = self._prompts(decode)
             prompt, expected = prompts[index], reference[decode.pool, index]
             first, second = sorted(target.instance_id for target in pair)
             async with self._clients[first].busy, self._clients[second].busy, self._slots:
@@ -244,6 +263,17 @@ class Gates:
                     holds=target.pairing_key == usual,
                 )
 
+    def _prompts(self, target: Target) -> list[list[int]]:
+        """Return prompts at and around a block's edge, the same for all instances of a pool."""
+        members = [c.target for c in self._clients.values() if c.target.pool == target.pool]
+        block = max(members[0].block_tokens, 1)
+        longest = min(member.limits.max_model_tokens for member in members) - _OUTPUT_TOKENS - 1
+        vocab_size = min(member.vocab_size for member in members)
+        lengths = [max(min(length, longest), 1) for length in (5, block, 2 * block + 1)]
+        return [
+            random_prompt(length, vocab_size, _SEED + index) for index, length in enumerate(lengths)
+        ]
+
     async def _hand_over(self, pair: tuple[Target, Target], prompt: Sequence[int]) -> Generated:
         prefill, decode = (self._clients[target.instance_id] for target in pair)
         held = await prefill.prefill(prompt)
@@ -253,24 +283,13 @@ class Gates:
             pulled = True
         finally:
             if not pulled:
-                await asyncio.shield(_quietly(prefill.release(held, prompt)))
+                await asyncio.shield(free(held, prompt, prefill, self._clients))
         return said
 
     async def _generate(
         self, client: AgentClient, prompt: Sequence[int], held: Prefilled | None = None
     ) -> Generated:
         return await client.decode(prompt, _OUTPUT_TOKENS, held)
-
-
-def _prompts(target: Target) -> list[list[int]]:
-    """Return prompts at and around a block's edge, the same for all instances of a pool."""
-    block = max(target.block_tokens, 1)
-    longest = max(target.limits.max_model_tokens - _OUTPUT_TOKENS - 1, 1)
-    lengths = [min(length, longest) for length in (5, block, 2 * block + 1)]
-    return [
-        random_prompt(length, target.vocab_size, _SEED + index)
-        for index, length in enumerate(lengths)
-    ]
 
 
 def _difference(name: str, others: str, said: Generated, expected: Sequence[int]) -> str:

@@ -42,6 +42,6 @@ class Instrument(Protocol):
         """Generate, from a hand-off where there is one."""
         ...
 
-    async def release(self, held: Prefilled, prompt: Sequence[int]) -> None:
-        """Free a hand-off."""
+    async def release(self, held: Prefilled, prompt: Sequence[int]) -> bool:
+        """Free a hand-off; False where this instance cannot."""
         ...

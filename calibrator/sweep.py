@@ -19,6 +19,7 @@ from calibrator.concurrently import all_of
 from calibrator.design import DecodePoint, PrefillPoint
 from calibrator.errors import InstanceLost, ProbeFailed
 from calibrator.fit import PartFit
+from calibrator.freeing import free
 from calibrator.instrument import Instrument
 from calibrator.observations import (
     HandoffObservation,
@@ -295,7 +296,7 @@ class ProfileSweep:
             pulled = True
         finally:
             if not pulled:
-                await asyncio.shield(_quietly(first.release(held, prompt)))
+                await asyncio.shield(free(held, prompt, first, self._instruments))
         self.seen.handoff.append(
             HandoffObservation(
                 prefill_instance_id=first.target.instance_id,
@@ -334,11 +335,3 @@ def is_precise(part: PartFit | None) -> bool:
         for constant in part.constants.values()
     )
     return constants and all(error <= _PRECISE_SCALE for error in part.scale_error.values())
-
-
-async def _quietly(call: Awaitable[None]) -> None:
-    """Free what can be freed; a failure was reported by the call before."""
-    try:
-        await call
-    except ProbeFailed:
-        return

@@ -1,20 +1,30 @@
 """A control plane on a real Redis and agents with emulated engines, in this process, over gRPC."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from typing import Any, Self
 
 from rich.console import Console
 
 from calibrator.app import Calibration, Options
 from calibrator.campaign import Plan
+from calibrator.cluster import ready_targets
+from calibrator.control import ControlClient
 from calibrator.display import Display
+from calibrator.errors import NoReadyInstance
 from calibrator.publish import Rules
 from calibrator.result import CalibrationResult
 from controlplane.app import ControlPlane
 from controlplane.settings import ControlPlaneSettings
 from dataplane.agent.app import AgentApp, RunningAgent
 from dataplane.agent.settings import AgentSettings
+from servicekit.channel import open_channel
 from servicekit.clock import SystemClock
 from tests.support.waiting import eventually
 
@@ -73,24 +83,33 @@ class EmulatedPool:
         await self._stacks.pop(name).aclose()
         del self.agents[name]
 
+    def control_client(self) -> AbstractAsyncContextManager[ControlClient]:
+        """Open a client of the control plane."""
+
+        @asynccontextmanager
+        async def open_client() -> AsyncIterator[ControlClient]:
+            async with open_channel(self.address) as channel:
+                yield ControlClient(self.address, channel)
+
+        return open_client()
+
     async def until_ready(self, count: int) -> None:
         """Wait until the control plane knows `count` READY instances."""
-        from calibrator.cluster import ready_targets
-        from calibrator.control import ControlClient
-        from calibrator.errors import NoReadyInstance
-        from servicekit.channel import open_channel
-
-        async with open_channel(self.address) as channel:
-            client = ControlClient(self.address, channel)
-            async with asyncio.timeout(30):
-                while True:
-                    try:
-                        ready = ready_targets((await client.roster()).instances)
-                    except NoReadyInstance:
-                        ready = []
-                    if len(ready) == count:
+        if count == 0:
+            return
+        async with self.control_client() as client, asyncio.timeout(30):
+            while True:
+                with suppress(NoReadyInstance):
+                    if len(ready_targets((await client.roster()).instances)) == count:
                         return
-                    await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)
+
+    def probing(self, name: str = "") -> bool:
+        """Return whether a probe runs now, on any agent or on one of them."""
+        agents = [self.agents[name]] if name else self.agents.values()
+        return any(
+            counts.router_id == "" for a in agents for counts in a.agent.accounting.by_router()
+        )
 
     def calibration(self, budget_seconds: float, **options: Any) -> Calibration:
         """Return a calibration of this cluster that is not running yet."""

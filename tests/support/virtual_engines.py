@@ -144,6 +144,7 @@ class VirtualInstrument:
 
     async def release(self, held, prompt):
         self.held -= 1
+        return True
 
     async def _count_probe(self) -> None:
         self.probes += 1
