@@ -153,11 +153,12 @@ class RouterApp:
         self._background("outcomes", reporter.run())
         self._background("channels", _keep_channels(agents, fleet, clock))
         self._background("serving", _serve_from(feed, server))
-        self._stack.push_async_callback(board.flush)
-        self._stack.push_async_callback(reporter.settle)
-        self._stack.push_async_callback(legs.settle)
+        for last in (board.flush, reporter.settle, legs.settle):
+            self._stack.push_async_callback(last)
         await server.start()
-        self._stack.push_async_callback(server.stop)
+        # Another router takes the leases over while this one finishes what it has.
+        for end in (server.stop, dispatching.stop):
+            self._stack.push_async_callback(end)
         gateway = await self._gateway(front, fleet, tokenizers, agents)
         self._log.info("router_started", router_id=self._router_id, address=server.address)
         return Router(server, fleet, front, board, journal, gateway)

@@ -39,7 +39,11 @@ class ProcessCluster:
             directory=directory,
             agent_settings={"model": MODEL, "time_scale": 3.0, "drain_grace_seconds": 1.0},
             instance_settings={"decode-2": {"block_tokens": 32}, "decode-3": {"model": "other"}},
-            router_settings={"policy": "least_loaded", "stale_after_seconds": 1.0},
+            router_settings={
+                "policy": "least_loaded",
+                "stale_after_seconds": 1.0,
+                "drain_grace_seconds": 30.0,
+            },
             control_settings={"stale_after_seconds": 0.6, "gone_after_seconds": 1.5},
             log_level="WARNING",
         )

@@ -76,8 +76,8 @@ class PoolCoordinator:
             hub.refresh(snapshot)
 
     def stop(self) -> None:
-        """Take leave of everything."""
-        self._leave(place=False)
+        """Take leave of everything; what waits for a binding is placed here and finishes."""
+        self._leave()
 
     def _decide(self, lease: Lease, holder: Holder) -> None:
         hub = Hub(self.driver.name, self._make_scheduler(Pool()), lease, holder.token, self._clock)
@@ -125,15 +125,14 @@ class PoolCoordinator:
         if self._link is None and self._lease is not None and self._lease.holder == holder:
             self.changed(holder)
 
-    def _leave(self, *, place: bool = True) -> None:
+    def _leave(self) -> None:
         """Let go of dispatcher and hub; what waits for a binding is placed by the fallback."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
         link, self._link = self._link, None
         hub, self.hub = self.hub, None
-        if place:
-            self.driver.deliver(self._policy, self._delegating.detach())
+        self.driver.deliver(self._policy, self._delegating.detach())
         if link is not None:
             link.close()
         if hub is not None:
@@ -203,13 +202,13 @@ class Dispatching:
             coordinator.arrived(state)
 
     async def stop(self) -> None:
-        """Give all leases up and take leave."""
-        for coordinator in self._pools.values():
-            coordinator.stop()
+        """Give all leases up and take leave; safe to call twice."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        for coordinator in self._pools.values():
+            coordinator.stop()
 
     def _report_crash(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

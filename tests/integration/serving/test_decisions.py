@@ -75,7 +75,8 @@ async def test_explain_prices_every_candidate(cluster):
     assert past.receipt.request_id == receipt.request_id
     assert past.receipt.prefill_instance_id == receipt.prefill_instance_id
     assert past.receipt.decode_instance_id == receipt.decode_instance_id
-    assert past.decode[0].instance_id == receipt.decode_instance_id
+    chosen = next(c for c in past.decode if c.instance_id == receipt.decode_instance_id)
+    assert chosen.total == past.decode[0].total
 
 
 async def test_explain_of_an_unknown_request_is_not_found(cluster):

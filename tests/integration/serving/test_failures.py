@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ from tests.support.scripted_cluster import listen
 from tests.support.waiting import eventually
 from tests.support.whole_cluster import SoloEngine
 
+DRAIN_GRACE_SECONDS = 30.0
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(90)]
 
 
@@ -263,12 +265,14 @@ async def test_a_router_that_is_told_to_stop_finishes_what_it_has(cluster):
     """After SIGTERM a stream runs to its end, new requests are refused, and the process is gone."""
     stub, processes = cluster.stubs[1], cluster.local.processes
     message = long_request(600)
+    message.policy = "late_binding"
     async with SoloEngine() as solo:
         expected = await solo.tokens(message)
     heards, ends = begin(stub, [message])
     await eventually(lambda: heards[0].messages)
     child = processes["router-1"]
     processes.signal("router-1", signal.SIGTERM)
+    told_at = time.monotonic()
 
     async def refused() -> bool:
         try:
@@ -279,7 +283,8 @@ async def test_a_router_that_is_told_to_stop_finishes_what_it_has(cluster):
 
     await eventually(refused)
     await ends
-    code = await asyncio.wait_for(child.process.wait(), 20)
+    code = await asyncio.wait_for(child.process.wait(), 40)
+    stopped_after_seconds = time.monotonic() - told_at
     await processes.end("router-1")
     await cluster.local.start_router(1)
     await eventually(lambda: _answers(stub), within_seconds=20)
@@ -287,6 +292,7 @@ async def test_a_router_that_is_told_to_stop_finishes_what_it_has(cluster):
     assert heards[0].error is None
     assert heards[0].tokens == expected
     assert code == 0
+    assert stopped_after_seconds < DRAIN_GRACE_SECONDS
 
 
 async def _answers(stub) -> bool:
