@@ -17,12 +17,17 @@ from tests.compose.support import (
 )
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what stands here, and give it time: containers start within seconds, not milliseconds."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.compose)
-            item.add_marker(pytest.mark.timeout(900))
+    """Mark what stands here, give it time, and let it run last: its cluster stays up until the end."""
+
+    def here(item: pytest.Item) -> bool:
+        return Path(__file__).parent in item.path.parents
+
+    for item in filter(here, items):
+        item.add_marker(pytest.mark.compose)
+        item.add_marker(pytest.mark.timeout(900))
+    items.sort(key=here)
 
 
 @pytest.fixture(scope="session")

@@ -46,9 +46,12 @@ def shows_targets(output: str) -> bool:
     return bool(pairs(output))
 
 
-def shows_joins(output: str) -> bool:
-    """Whether the newest events include agents that joined."""
-    return "joined" in output.lower()
+def shows_events(output: str) -> bool:
+    """Whether rows tell what happened to which of the cluster's agents."""
+    lines = output.splitlines()
+    rows = [dict(zip(lines[i + 1 : i + 7 : 2], lines[i + 2 : i + 7 : 2], strict=False))
+            for i, line in enumerate(lines) if re.fullmatch(r"\d+-\d+", line)]  # fmt: skip
+    return any(row.get("kind") and row.get("subject") in AGENTS for row in rows)
 
 
 def shows_outcomes(output: str) -> bool:
@@ -66,7 +69,7 @@ CLAIMS: dict[str, Callable[[str], bool]] = {
     r"hgetall steelyard:instance:(prefill-[01]|decode-[0-3])": shows_an_instance,
     r"zrange steelyard:inflight:decode-0:EPOCH 0 -1": shows_leases,
     r"hgetall steelyard:slo": shows_targets,
-    r"xrevrange steelyard:events \+ - count \d+": shows_joins,
+    r"xrevrange steelyard:events \+ - count \d+": shows_events,
     r"xrevrange steelyard:outcomes \+ - count \d+": shows_outcomes,
 }
 """What each documented command claims; a line that is documented must be listed here."""
