@@ -19,6 +19,8 @@ from servicekit.redis_keys import inflight, request
 LEASE_SECONDS = 30.0
 FLUSH_SECONDS = 0.05
 REQUEST_TTL_SECONDS = 60
+ENDED = "ended"
+"""Phase of the last note of a request."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class InflightBoard:
         self._router_id = router_id
         self._held: dict[tuple[str, str], float] = {}
         self._changes = _Changes()
+        self._rows_written: set[str] = set()
         self._writing = asyncio.Lock()
         self._log = structlog.get_logger("dataplane.router.inflight")
         self._lost = False
@@ -112,6 +115,12 @@ class InflightBoard:
         for key, leases in _by_key(changes.dropped).items():
             pipe.zrem(key, *leases)
         for request_id, fields in changes.rows.items():
+            if fields.get("phase") == ENDED:
+                if request_id not in self._rows_written:
+                    continue  # it began and ended between two writes: nobody could have looked
+                self._rows_written.discard(request_id)
+            else:
+                self._rows_written.add(request_id)
             pipe.hset(request(request_id), mapping=dict[Any, Any](fields))
             pipe.expire(request(request_id), REQUEST_TTL_SECONDS)
         return pipe

@@ -115,6 +115,20 @@ async def test_a_request_has_a_row_that_ends_by_itself(board, redis_client):
 
 
 @pytest.mark.asyncio
+async def test_a_request_shorter_than_a_write_leaves_no_row(board, redis_client):
+    """Only what was in flight at some write is written, and then its end as well."""
+    board.note("short", {"phase": "prefill"})
+    board.note("long", {"phase": "prefill"})
+    board.note("short", {"phase": "ended"})
+    await board.flush()
+    board.note("long", {"phase": "ended"})
+    await board.flush()
+
+    assert await redis_client.hgetall(request("short")) == {}
+    assert await redis_client.hget(request("long"), "phase") == b"ended"
+
+
+@pytest.mark.asyncio
 async def test_after_redis_was_away_leases_are_right(mortal, clock):
     """What is held is written again, what was dropped meanwhile is taken out of the old data."""
     server, client = mortal
