@@ -19,7 +19,7 @@ from dataplane.core.request import Request
 from enginemodel.model import EngineConstants
 from enginemodel.profiles import REFERENCE
 
-VECTOR_FROM = 64
+VECTOR_FROM = 32
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Column: TypeAlias = list[float] | FloatArray
 SideKind: TypeAlias = Literal["prefill", "decode", "mixed"]
