@@ -156,8 +156,7 @@ class RouterApp:
         for last in (board.flush, reporter.settle, legs.settle):
             self._stack.push_async_callback(last)
         await server.start()
-        # Another router takes the leases over while this one finishes what it has.
-        for end in (server.stop, dispatching.stop):
+        for end in (server.stop, dispatching.stop):  # another router decides while we finish
             self._stack.push_async_callback(end)
         gateway = await self._gateway(front, fleet, tokenizers, agents)
         self._log.info("router_started", router_id=self._router_id, address=server.address)
