@@ -9,6 +9,9 @@ _SLOWEST = 1e-3
 _WINDOW = 128
 _RENEW_EVERY = 8
 _QUANTILE = 0.85
+_SHORTEST_TRIP_SECONDS = 0.0005
+_LONGEST_TRIP_SECONDS = 0.05
+_TRIP_TOLERANCE = 0.1
 
 
 class Multiplier:
@@ -38,6 +41,37 @@ class Multiplier:
         fast = side != 0 and side == self._far
         self._far = side
         self.value *= exp((self._fast_gain if fast else self._slow_gain) * off)
+
+
+class RoundTrip:
+    """Dispatch to an agent and back, without the engine's work: the median of recent prefills.
+
+    On a busy host it is many times what it is on an idle one. An engine that is given its next
+    work only when it has none left stands still for that long, so work is sent ahead by as much.
+    """
+
+    __slots__ = ("_count", "_samples", "seconds")
+
+    def __init__(self, default_seconds: float) -> None:
+        self._samples: deque[float] = deque(maxlen=_WINDOW // 2)
+        self._count = 0
+        self.seconds = default_seconds
+
+    def __repr__(self) -> str:
+        return f"<RoundTrip {self.seconds * 1e3:.1f} ms>"
+
+    def observe(self, seconds: float) -> bool:
+        """Take in one prefill's time on the way; True when what is believed has changed."""
+        self._samples.append(max(0.0, seconds))
+        self._count += 1
+        if self._count % _RENEW_EVERY or len(self._samples) < 2 * _RENEW_EVERY:
+            return False
+        median = sorted(self._samples)[len(self._samples) // 2]
+        learned = min(max(median, _SHORTEST_TRIP_SECONDS), _LONGEST_TRIP_SECONDS)
+        if abs(learned - self.seconds) < _TRIP_TOLERANCE * self.seconds:
+            return False
+        self.seconds = learned
+        return True
 
 
 class HandoffTime:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from dataplane.core.late_binding.calibration import HandoffTime
+from dataplane.core.late_binding.calibration import HandoffTime, RoundTrip
 from dataplane.core.late_binding.candidates import Candidates
 from dataplane.core.late_binding.engines import Engines
 from dataplane.core.late_binding.gate import DecodeGate, Group, Hold
@@ -58,9 +58,12 @@ class Dispatcher:
         queue: WaitQueue,
         engines: Engines,
         gate: DecodeGate,
+        *,
         handoff: HandoffTime,
+        trip: RoundTrip,
     ) -> None:
         self._settings = settings
+        self._trip = trip
         self._queue = queue
         self._engines = engines
         self._gate = gate
@@ -82,10 +85,9 @@ class Dispatcher:
 
     def after_prefill_seconds(self) -> float:
         """Return what passes of a request's way beside prefill and KV transfer."""
-        settings = self._settings
         if not self._engines.transfer.hands_off:
-            return settings.round_trip_seconds
-        return settings.round_trip_seconds + self._handoff.seconds
+            return self._trip.seconds
+        return self._trip.seconds + self._handoff.seconds
 
     def begin(self, now: float) -> None:
         """Begin deciding; batches of the same instant are still open."""
@@ -160,7 +162,7 @@ class Dispatcher:
         settings = self._settings
         most = max(settings.batch_seconds, settings.batch_seconds_overloaded)
         for forming in self._forming:
-            if forming.batch is None or not forming.batch.open:
+            if forming.batch is None or not forming.batch.open or not forming.line.usable:
                 continue
             while self._queue.size and not forming.closed and forming.seconds < most:
                 pick = self._choose(forming.line, now, forming)

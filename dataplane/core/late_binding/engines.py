@@ -45,6 +45,7 @@ class Engines:
         self.fleet: Pace = pace_of(REFERENCE.constants, 1.0)
         self.transfer = Transfer(REFERENCE.constants, REFERENCE.kv_bytes_per_token)
         self._learned = 0
+        self._ahead_seconds = settings.dispatch_ahead_seconds
         self._factors: dict[tuple[str, str], float] = {}
 
     def __repr__(self) -> str:
@@ -79,6 +80,19 @@ class Engines:
             self._learned = 0
             self.fleet = mean_pace([line.pace for line in self.usable])
 
+    def send_ahead(self, round_trip_seconds: float) -> None:
+        """Give engines more work early enough for a round trip of this length.
+
+        The setting holds up to a round trip of twice the one it was made for; what is above is
+        added, since short trips are hidden by the batches that are put together.
+        """
+        settings = self._settings
+        longer = round_trip_seconds - 2.0 * settings.round_trip_seconds
+        self._ahead_seconds = settings.dispatch_ahead_seconds + max(0.0, longer)
+        for line in self.lines.values():
+            line.ahead_seconds = self._ahead_seconds
+        self.ready.rebuild(self.usable)
+
     def fastest_step_seconds(self) -> float:
         """Return the shortest decode step of any engine."""
         steps = [
@@ -96,7 +110,7 @@ class Engines:
             if line is None:
                 continue
             line.usable = slot in usable
-            line.ahead_seconds = self._settings.dispatch_ahead_seconds
+            line.ahead_seconds = self._ahead_seconds
             if instance.role is Role.MIXED:
                 self.groups[line] = Group(Side(view, (slot,), blind=False, vector_from=1))
             else:

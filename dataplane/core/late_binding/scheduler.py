@@ -25,7 +25,7 @@ from dataplane.core.events import (
     TokensStreamed,
     WakeAt,
 )
-from dataplane.core.late_binding.calibration import HandoffTime
+from dataplane.core.late_binding.calibration import HandoffTime, RoundTrip
 from dataplane.core.late_binding.decode_choice import LeastOccupied
 from dataplane.core.late_binding.dispatcher import Dispatcher, Pick
 from dataplane.core.late_binding.engines import Engines
@@ -55,8 +55,14 @@ class LateBinding:
         self.engines = Engines(self.settings)
         self.gate = DecodeGate(self.settings)
         self.handoff = HandoffTime(self.settings.round_trip_seconds)
+        self.trip = RoundTrip(self.settings.round_trip_seconds)
         self.dispatcher = Dispatcher(
-            self.settings, self.queue, self.engines, self.gate, self.handoff
+            self.settings,
+            self.queue,
+            self.engines,
+            self.gate,
+            handoff=self.handoff,
+            trip=self.trip,
         )
         self._intake = Intake(self.settings, self.engines, self.dispatcher)
         self._decode_rule = LeastOccupied(self.gate, self.settings)
@@ -166,7 +172,7 @@ class LateBinding:
         self.queue.remove(pick.item)
         flight.waiting = None
         joined = None if pick.forming is None else pick.forming.batch
-        arrives_at = now + self.settings.round_trip_seconds / 2.0
+        arrives_at = now + self.trip.seconds / 2.0
         flight.line = line
         flight.batch = line.send(now, arrives_at, joined, request.prompt_tokens)
         self.pool.charge_prefill(request, instance_id)
@@ -186,6 +192,8 @@ class LateBinding:
         if flight is None or flight.line is None:
             return []
         line = flight.line
+        if flight.batch is not None:
+            self._learn_trip(flight.batch.sent_at, event.engine_seconds, now)
         if flight.decoder is not None:
             # Another scheduler bound both sides: only the line is to be freed.
             self._leave_line(flight, now)
@@ -318,7 +326,7 @@ class LateBinding:
         self.pool.ledger.finish_prefill(flight.request.request_id)
         if done:
             batch.clean = batch.clean and not cached_tokens
-            half = self.settings.round_trip_seconds / 2.0
+            half = self.trip.seconds / 2.0
             taken = line.done(batch, now - half, half)
             if taken is not None and self.settings.learn_constants:
                 line.learn(taken, batch.seconds)
@@ -348,9 +356,18 @@ class LateBinding:
         self.dispatcher.loosest_tpot_seconds = max(
             (t.tpot_seconds for t in targets), default=float("inf")
         )
-        settings = self.settings
-        steps = settings.handoff_steps * self.engines.fastest_step_seconds()
-        self.handoff.set_default(settings.round_trip_seconds + steps)
+        self._renew_handoff()
+
+    def _renew_handoff(self) -> None:
+        steps = self.settings.handoff_steps * self.engines.fastest_step_seconds()
+        self.handoff.set_default(self.trip.seconds + steps)
+
+    def _learn_trip(self, sent_at: float, engine_seconds: float, now: float) -> None:
+        if engine_seconds <= 0.0 or not self.settings.learn_round_trip:
+            return
+        if self.trip.observe(now - sent_at - engine_seconds):
+            self.engines.send_ahead(self.trip.seconds)
+            self._renew_handoff()
 
     def _reject_stranded(self, now: float) -> list[Action]:
         """Reject those waiting for whom no instance is left."""

@@ -63,7 +63,9 @@ class LateBindingSettings:
         fairness: See Fairness.
         dispatch_ahead_seconds: A prefill engine gets more work when its remaining work falls
             below this; about one dispatch round trip. Infinity binds prefill on arrival.
-        round_trip_seconds: Dispatch to an agent and back, without the engine's work.
+        round_trip_seconds: Dispatch to an agent and back, without the engine's work, until it is
+            learned.
+        learn_round_trip: Learn it, where agents say what their engines took.
         handoff_steps: Decode steps from hand-off to first token, until it is learned.
         learn_handoff: Learn the hand-off time, the 85th percentile of own decode legs.
         learn_constants: Correct the constants online by one multiplier an engine and side.
@@ -92,6 +94,7 @@ class LateBindingSettings:
     fairness: Fairness = Fairness.DEFAULT
     dispatch_ahead_seconds: float = 0.003
     round_trip_seconds: float = 0.003
+    learn_round_trip: bool = True
     handoff_steps: float = 2.2
     learn_handoff: bool = True
     learn_constants: bool = True

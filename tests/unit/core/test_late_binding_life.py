@@ -339,3 +339,16 @@ def test_a_stream_is_adopted_with_its_progress() -> None:
 
     assert scheduler.pool.ledger.columns.decode_kv_tokens[1] == 80.0
     assert len(scheduler.pool.ledger) == 1
+
+
+def test_a_batch_on_a_lost_engine_is_not_filled() -> None:
+    """What is being put together for an engine stops when that one is lost at the same instant."""
+    scheduler = late("p0", "p1", "d0")
+    for i in range(3):
+        scheduler.submit(request(f"r{i}"), 0.0)
+    scheduler.observe(arrival(roster("p1", "d0", version=2)), 0.0)
+
+    for i in range(3):
+        actions = scheduler.observe(Failed(f"r{i}", Leg.PREFILL), 0.0)
+        assert all(engine == "p1" for _, engine in starts(actions))
+    assert {f.line.instance.instance_id for f in scheduler._flights.values() if f.line} == {"p1"}
