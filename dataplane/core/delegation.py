@@ -137,6 +137,9 @@ class Delegating:
             return [action]
         if isinstance(action, StartPrefill):
             return [] if flight.prefill_id else self._start_prefill(flight, action)
+        return self._bind_decode(flight, action)
+
+    def _bind_decode(self, flight: Flight, action: StartDecode) -> list[Action]:
         if flight.prefill_id and not flight.prefilled:
             return []
         if self.pool.slot(action.instance_id) is None:
@@ -171,8 +174,11 @@ class Delegating:
         # A dispatcher in this process answers before `_tell` returns; its binding starts the decode.
         bound_before = flight.decode_id
         self._tell(event)
-        if bound_before:
+        if bound_before and self.pool.slot(bound_before) is not None:
             return [StartDecode(event.request_id, bound_before)]
+        if bound_before:
+            # It has left meanwhile; another one can pull as well.
+            flight.decode_id = ""
         if self._link is None or flight.local:
             return self._choose_decode(flight)
         return []

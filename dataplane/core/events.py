@@ -16,11 +16,16 @@ class Leg(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """A prompt is prefilled; its KV is held until `handoff_expires_at` (scheduler clock)."""
+    """A prompt is prefilled; its KV is held until `handoff_expires_at` (scheduler clock).
+
+    `engine_seconds` is what the agent measured between its arrival and the engine's answer, 0 where
+    it did not: the rest of the time was spent on the way.
+    """
 
     request_id: str
     handoff_expires_at: float
     cached_prompt_tokens: int = 0
+    engine_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,13 @@ class Session:
         self.record.prefill_tokens_ahead = held.tokens_ahead
         self.record.cached_prompt_tokens = held.cached_prompt_tokens
         self._driver.observe(
-            ticket, PrefillDone(self.request_id, held.expires_at, held.cached_prompt_tokens)
+            ticket,
+            PrefillDone(
+                self.request_id,
+                held.expires_at,
+                held.cached_prompt_tokens,
+                held.engine_seconds,
+            ),
         )
 
     async def _prefilled(self, at: Instance) -> HeldHandoff:

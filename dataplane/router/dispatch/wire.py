@@ -31,6 +31,7 @@ def to_attach(message: Forward, now: float) -> dispatch_pb2.AttachRequest:
             )
             left = max(0.0, message.handoff_expires_at - now)
             done.handoff_valid_for.FromNanoseconds(round(left * 1e9))
+            done.engine_time.FromNanoseconds(round(message.engine_seconds * 1e9))
             return dispatch_pb2.AttachRequest(prefill_done=done)
         case TokensStreamed():
             streamed = dispatch_pb2.TokensStreamed(
@@ -55,7 +56,12 @@ def from_attach(message: dispatch_pb2.AttachRequest, now: float) -> Forward | No
         case "prefill_done":
             done = message.prefill_done
             left = done.handoff_valid_for.ToNanoseconds() / 1e9
-            return PrefillDone(done.request_id, now + left, done.cached_prompt_tokens)
+            return PrefillDone(
+                done.request_id,
+                now + left,
+                done.cached_prompt_tokens,
+                done.engine_time.ToNanoseconds() / 1e9,
+            )
         case "tokens_streamed":
             return TokensStreamed(
                 message.tokens_streamed.request_id, message.tokens_streamed.tokens

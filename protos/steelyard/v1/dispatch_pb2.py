@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from steelyard.v1 import types_pb2 as steelyard_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsteelyard/v1/dispatch.proto\x12\x0csteelyard.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18steelyard/v1/types.proto\"\xa7\x02\n\rAttachRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.steelyard.v1.HelloH\x00\x12&\n\x06submit\x18\x02 \x01(\x0b\x32\x14.steelyard.v1.SubmitH\x00\x12\x31\n\x0cprefill_done\x18\x03 \x01(\x0b\x32\x19.steelyard.v1.PrefillDoneH\x00\x12\x37\n\x0ftokens_streamed\x18\x04 \x01(\x0b\x32\x1c.steelyard.v1.TokensStreamedH\x00\x12$\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x13.steelyard.v1.EndedH\x00\x12-\n\nleg_failed\x18\x06 \x01(\x0b\x32\x17.steelyard.v1.LegFailedH\x00\x42\x07\n\x05\x65vent\"?\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x15\n\rfencing_token\x18\x03 \x01(\x04\"\xc6\x02\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x18\n\x10predicted_tokens\x18\x04 \x01(\x01\x12\x11\n\tslo_class\x18\x05 \x01(\t\x12%\n\x03slo\x18\x06 \x01(\x0b\x32\x18.steelyard.v1.SloTargets\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1d\n\x15\x65xcluded_instance_ids\x18\x08 \x03(\t\x12\x1b\n\x13prefill_instance_id\x18\t \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_instance_id\x18\n \x01(\t\x12\x18\n\x10generated_tokens\x18\x0b \x01(\r\x12\x0f\n\x07urgency\x18\x0c \x01(\x01\"u\n\x0bPrefillDone\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x34\n\x11handoff_valid_for\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\"4\n\x0eTokensStreamed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\x1b\n\x05\x45nded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"D\n\tLegFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65\x63ode\x18\x03 \x01(\x08\"\xb2\x01\n\x0e\x41ttachResponse\x12\x15\n\rfencing_token\x18\x01 \x01(\x04\x12+\n\rstart_prefill\x18\x02 \x01(\x0b\x32\x12.steelyard.v1.BindH\x00\x12*\n\x0cstart_decode\x18\x03 \x01(\x0b\x32\x12.steelyard.v1.BindH\x00\x12&\n\x06reject\x18\x04 \x01(\x0b\x32\x14.steelyard.v1.RejectH\x00\x42\x08\n\x06\x61\x63tion\"/\n\x04\x42ind\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\",\n\x06Reject\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t2Z\n\x0f\x44ispatchService\x12G\n\x06\x41ttach\x12\x1b.steelyard.v1.AttachRequest\x1a\x1c.steelyard.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsteelyard/v1/dispatch.proto\x12\x0csteelyard.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18steelyard/v1/types.proto\"\xa7\x02\n\rAttachRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.steelyard.v1.HelloH\x00\x12&\n\x06submit\x18\x02 \x01(\x0b\x32\x14.steelyard.v1.SubmitH\x00\x12\x31\n\x0cprefill_done\x18\x03 \x01(\x0b\x32\x19.steelyard.v1.PrefillDoneH\x00\x12\x37\n\x0ftokens_streamed\x18\x04 \x01(\x0b\x32\x1c.steelyard.v1.TokensStreamedH\x00\x12$\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x13.steelyard.v1.EndedH\x00\x12-\n\nleg_failed\x18\x06 \x01(\x0b\x32\x17.steelyard.v1.LegFailedH\x00\x42\x07\n\x05\x65vent\"?\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x15\n\rfencing_token\x18\x03 \x01(\x04\"\xc6\x02\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x18\n\x10predicted_tokens\x18\x04 \x01(\x01\x12\x11\n\tslo_class\x18\x05 \x01(\t\x12%\n\x03slo\x18\x06 \x01(\x0b\x32\x18.steelyard.v1.SloTargets\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1d\n\x15\x65xcluded_instance_ids\x18\x08 \x03(\t\x12\x1b\n\x13prefill_instance_id\x18\t \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_instance_id\x18\n \x01(\t\x12\x18\n\x10generated_tokens\x18\x0b \x01(\r\x12\x0f\n\x07urgency\x18\x0c \x01(\x01\"\xa5\x01\n\x0bPrefillDone\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x34\n\x11handoff_valid_for\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12.\n\x0b\x65ngine_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"4\n\x0eTokensStreamed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"\x1b\n\x05\x45nded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"D\n\tLegFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65\x63ode\x18\x03 \x01(\x08\"\xb2\x01\n\x0e\x41ttachResponse\x12\x15\n\rfencing_token\x18\x01 \x01(\x04\x12+\n\rstart_prefill\x18\x02 \x01(\x0b\x32\x12.steelyard.v1.BindH\x00\x12*\n\x0cstart_decode\x18\x03 \x01(\x0b\x32\x12.steelyard.v1.BindH\x00\x12&\n\x06reject\x18\x04 \x01(\x0b\x32\x14.steelyard.v1.RejectH\x00\x42\x08\n\x06\x61\x63tion\"/\n\x04\x42ind\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\",\n\x06Reject\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t2Z\n\x0f\x44ispatchService\x12G\n\x06\x41ttach\x12\x1b.steelyard.v1.AttachRequest\x1a\x1c.steelyard.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,20 +39,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_end=464
   _globals['_SUBMIT']._serialized_start=467
   _globals['_SUBMIT']._serialized_end=793
-  _globals['_PREFILLDONE']._serialized_start=795
-  _globals['_PREFILLDONE']._serialized_end=912
-  _globals['_TOKENSSTREAMED']._serialized_start=914
-  _globals['_TOKENSSTREAMED']._serialized_end=966
-  _globals['_ENDED']._serialized_start=968
-  _globals['_ENDED']._serialized_end=995
-  _globals['_LEGFAILED']._serialized_start=997
-  _globals['_LEGFAILED']._serialized_end=1065
-  _globals['_ATTACHRESPONSE']._serialized_start=1068
-  _globals['_ATTACHRESPONSE']._serialized_end=1246
-  _globals['_BIND']._serialized_start=1248
-  _globals['_BIND']._serialized_end=1295
-  _globals['_REJECT']._serialized_start=1297
-  _globals['_REJECT']._serialized_end=1341
-  _globals['_DISPATCHSERVICE']._serialized_start=1343
-  _globals['_DISPATCHSERVICE']._serialized_end=1433
+  _globals['_PREFILLDONE']._serialized_start=796
+  _globals['_PREFILLDONE']._serialized_end=961
+  _globals['_TOKENSSTREAMED']._serialized_start=963
+  _globals['_TOKENSSTREAMED']._serialized_end=1015
+  _globals['_ENDED']._serialized_start=1017
+  _globals['_ENDED']._serialized_end=1044
+  _globals['_LEGFAILED']._serialized_start=1046
+  _globals['_LEGFAILED']._serialized_end=1114
+  _globals['_ATTACHRESPONSE']._serialized_start=1117
+  _globals['_ATTACHRESPONSE']._serialized_end=1295
+  _globals['_BIND']._serialized_start=1297
+  _globals['_BIND']._serialized_end=1344
+  _globals['_REJECT']._serialized_start=1346
+  _globals['_REJECT']._serialized_end=1390
+  _globals['_DISPATCHSERVICE']._serialized_start=1392
+  _globals['_DISPATCHSERVICE']._serialized_end=1482
 # @@protoc_insertion_point(module_scope)

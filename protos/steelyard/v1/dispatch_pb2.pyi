@@ -189,6 +189,7 @@ class PrefillDone(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     HANDOFF_VALID_FOR_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ENGINE_TIME_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     cached_prompt_tokens: _builtins.int
@@ -197,16 +198,21 @@ class PrefillDone(_message.Message):
     def handoff_valid_for(self) -> _duration_pb2.Duration:
         """How long its hand-off is good."""
 
+    @_builtins.property
+    def engine_time(self) -> _duration_pb2.Duration:
+        """From the prompt's arrival at the agent to the engine's answer; 0 where unknown."""
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         handoff_valid_for: _duration_pb2.Duration | None = ...,
         cached_prompt_tokens: _builtins.int = ...,
+        engine_time: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handoff_valid_for", b"handoff_valid_for"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine_time", b"engine_time", "handoff_valid_for", b"handoff_valid_for"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "handoff_valid_for", b"handoff_valid_for", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "engine_time", b"engine_time", "handoff_valid_for", b"handoff_valid_for", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from dataplane.core.late_binding.calibration import HandoffTime, Multiplier
 from dataplane.core.late_binding.pace import Pace, mean_pace
 from enginemodel.model import prefill_seconds
 from enginemodel.profiles import REFERENCE
-from tests.unit.core.builders import instance, pool, request, starts
+from tests.unit.core.builders import instance, pool, request, starts, wake_at
 
 RTT = 0.003
 
@@ -171,3 +171,25 @@ def test_mean_pace_shares_work_by_speed() -> None:
     mean = mean_pace([Pace(1.0, 1.0, 1.0, 1.0), Pace(3.0, 3.0, 3.0, 3.0)])
 
     assert 2.0 / mean.linear == pytest.approx(1.0 + 1.0 / 3.0)
+
+
+def test_work_is_sent_ahead_by_the_round_trip_that_was_seen() -> None:
+    """Where dispatches take 40 ms, an engine gets its next work that much before it is idle."""
+    wakes = []
+    for learn in (True, False):
+        scheduler = late("p0", "d0", learn_round_trip=learn, learn_constants=False)
+        at = 0.0
+        for i in range(64):
+            at += 1.0
+            scheduler.submit(request(f"r{i}", prompt=1024, at=at), at)
+            done = PrefillDone(f"r{i}", at + 40.0, engine_seconds=0.063)
+            scheduler.observe(done, at + 0.063 + 0.04)
+            scheduler.observe(Cancelled(f"r{i}"), at + 0.2)
+        at += 1.0
+        scheduler.submit(request("first", prompt=1024, at=at), at)
+        woken = wake_at(scheduler.submit(request("second", prompt=1024, at=at), at))
+        assert woken is not None
+        wakes.append(woken - at)
+
+    learned, fixed = wakes
+    assert 0.01 < fixed - learned < 0.04
