@@ -23,6 +23,7 @@ from localcluster.spec import ClusterSpec, Pools
 from servicekit.channel import open_channel
 from servicekit.redis_client import REDIS_ERRORS, connect
 from servicekit.status import from_rpc_error
+from tests.support.requests import ids_request
 from tests.support.scripted_cluster import Heard
 from tests.support.waiting import eventually
 
@@ -118,6 +119,21 @@ class ProcessCluster:
             name = key.decode().removeprefix("steelyard:inflight:")
             found[name] = {member.decode() for member in members}
         return found
+
+    async def seen_whole(self) -> None:
+        """Wait until every router would use both decode engines that pair."""
+
+        async def whole(stub: router_pb2_grpc.RouterServiceStub) -> bool:
+            request = ids_request([5], 4, model=MODEL, policy="least_loaded")
+            try:
+                answer = await stub.Explain(router_pb2.ExplainRequest(request=request))
+            except grpc.aio.AioRpcError:
+                return False
+            usable = {row.instance_id for row in answer.decode if not row.excluded}
+            return usable == {"decode-0", "decode-1"}
+
+        for stub in self.stubs:
+            await eventually(lambda stub=stub: whole(stub), within_seconds=20)
 
     async def settled(self) -> None:
         """Wait until agents and Redis know of no request."""

@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(90)
 async def processes(tmp_path_factory):
     """Yield a cluster of real processes; each test leaves it as it found it."""
     async with ProcessCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        await cluster.seen_whole()
         yield cluster
 
 
@@ -32,6 +33,7 @@ async def cluster(processes):
     """Yield the cluster; afterwards it is whole and idle again."""
     yield processes
     await processes.local.wait_ready(6)
+    await processes.seen_whole()
     await processes.settled()
 
 
