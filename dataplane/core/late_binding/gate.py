@@ -146,9 +146,9 @@ class DecodeGate:
         """Take over a decoder's multiplier."""
         self.factors[decoder.slot] = decoder.multiplier.value
 
-    def book(self, decoder: Decoder, prompt_tokens: int, sign: int = 1) -> None:
-        """Book a prompt on an engine, or (-1) take it off; one that is gone is left alone."""
-        if decoder.slot >= 0:
+    def book(self, decoder: Decoder | None, prompt_tokens: int, sign: int = 1) -> None:
+        """Book a prompt on an engine, or (-1) take it off; no engine, or one gone, is no matter."""
+        if decoder is not None and decoder.slot >= 0:
             self.booked_requests[decoder.slot] += sign
             self.booked_tokens[decoder.slot] += sign * prompt_tokens
             self._stamp += 1

@@ -182,7 +182,7 @@ class LateBinding:
         if decoder is None:
             if pick.decode_slot >= 0:
                 flight.booked = self.gate.decoders[pick.decode_slot]
-                self._book(flight, 1)
+                self.gate.book(flight.booked, request.prompt_tokens)
             return StartPrefill(request.request_id, instance_id)
         self._start_decode(flight, decoder, now)
         return StartDecode(request.request_id, instance_id)
@@ -302,10 +302,6 @@ class LateBinding:
         flight.decoder = None
         self.pool.close(flight.request.request_id)
 
-    def _book(self, flight: Flight, sign: int) -> None:
-        if flight.booked is not None:
-            self.gate.book(flight.booked, flight.request.prompt_tokens, sign)
-
     def _uncount(self, flight: Flight) -> None:
         if flight.counted and flight.decoder is not None:
             self.gate.leave(flight.decoder, flight.request.targets.tpot_seconds)
@@ -321,7 +317,7 @@ class LateBinding:
             return
         tokens = flight.request.prompt_tokens
         if flight.booked is not None:
-            self._book(flight, -1)
+            self.gate.book(flight.booked, tokens, -1)
             flight.booked = None
         self.pool.ledger.finish_prefill(flight.request.request_id)
         if done:
@@ -350,8 +346,7 @@ class LateBinding:
         self.engines.reseat(self._view)
         self.gate.reseat(self._view, self.engines.decoders)
         for flight in self._flights.values():
-            if flight.booked is not None:
-                self._book(flight, 1)
+            self.gate.book(flight.booked, flight.request.prompt_tokens)
         targets = self.pool.roster.slo.classes.values()
         self.dispatcher.loosest_tpot_seconds = max(
             (t.tpot_seconds for t in targets), default=float("inf")
