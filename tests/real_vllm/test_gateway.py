@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from localcluster.cluster import LocalCluster
-from localcluster.ports import Ports
+from localcluster.ports import free_port
 from localcluster.spec import ClusterSpec, Pools
 from tests.support.waiting import eventually
 
@@ -66,7 +66,7 @@ class Site:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="site")
 async def _site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator["Site"]:
     """1 prefill and 2 decode engines behind a router with a gateway, and one that stands alone."""
-    gateway = Ports(0).of("gateway")
+    gateway = free_port()
     spec = ClusterSpec(
         engine="vllm",
         pools=Pools(1, 2),
@@ -182,7 +182,9 @@ async def compare(pair: Any, path: str, body: Any) -> tuple[int, Any]:
     return our_status, ours
 
 
-def good_requests(count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
+def good_requests(  # noqa: C901, PLR0912  a list of independent choices
+    count: int, seed: int
+) -> list[tuple[str, dict[str, Any]]]:
     """Make requests that an engine answers, with most fields there are in many combinations."""
     rng = random.Random(seed)
     made = []

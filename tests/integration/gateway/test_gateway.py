@@ -431,3 +431,24 @@ async def test_unknown_paths_and_methods(cluster):
     async with cluster.http.head("/v1/models") as response:
         assert response.status == 200
         assert await response.read() == b""
+
+
+@pytest.mark.asyncio
+async def test_a_full_queue_is_429_with_a_time_to_wait(redis_url):
+    """Requests that the scheduler holds back fill its queue; the one too many is told to come back."""
+    settings = {"late_binding": {"queue_limit": 1}}
+    slow = {"time_scale": 0.2, "max_num_seqs": 1}
+    async with gateway_cluster(
+        redis_url, agent=slow, policy="late_binding", policy_settings=settings
+    ) as cluster:
+        body = completion(prompt=[9] * 1500, max_tokens=400)
+        asked = [asyncio.create_task(cluster.post(COMPLETIONS, body)) for _ in range(12)]
+        try:
+            status, answer, headers = await next(asyncio.as_completed(asked))
+            assert (status, answer["error"]["type"]) == (429, "RateLimitError")
+            assert headers["retry-after"] == "1"
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.wait(asked)
+        await cluster.settled()
