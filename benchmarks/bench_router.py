@@ -12,9 +12,9 @@ from steelyard.v1 import router_pb2, router_pb2_grpc
 
 from benchmarks.rows import Row
 from localcluster.cluster import LocalCluster
-from localcluster.ports import free_port
 from localcluster.spec import ClusterSpec, Pools
 from servicekit.channel import open_channel
+from servicekit.ports import free_port
 from servicekit.supervise import bound_to_parent
 
 PROMPT_TOKENS = 100

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from math import isfinite, nan
 from typing import Annotated, Any, Literal, TypeVar
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 from steelyard.v1 import control_pb2, control_pb2_grpc, types_pb2
 
 from cli.output import Output, show
@@ -18,6 +19,7 @@ Stub = control_pb2_grpc.ControlServiceStub
 Control = Annotated[
     str, Parameter(env_var="STEELYARD_CONTROL_PLANE", help="host:port of a control plane.")
 ]
+Version = Annotated[int, Parameter(validator=validators.Number(gte=0, lt=1 << 32))]
 Format = Annotated[Output, Parameter(name=["-o", "--output"])]
 
 ctl = App(name="ctl", help="Look at a cluster and steer it.")
@@ -92,7 +94,7 @@ def list_constants(
 @constants.command(name="show")
 def show_constants(
     profile: str,
-    version: int = 0,
+    version: Version = 0,
     *,
     output: Format = "table",
     control_plane: Control = DEFAULT_CONTROL_PLANE,
@@ -109,7 +111,7 @@ def show_constants(
 
 @constants.command
 def diff(
-    profile: str, old: int, new: int = 0, *, control_plane: Control = DEFAULT_CONTROL_PLANE
+    profile: str, old: Version, new: Version = 0, *, control_plane: Control = DEFAULT_CONTROL_PLANE
 ) -> None:
     """Show what changed between two versions of a profile's constants."""
     before = _ask(control_plane, lambda stub: _one(stub, profile, old))
@@ -127,7 +129,9 @@ def diff(
 
 
 @constants.command
-def rollback(profile: str, version: int, *, control_plane: Control = DEFAULT_CONTROL_PLANE) -> None:
+def rollback(
+    profile: str, version: Version, *, control_plane: Control = DEFAULT_CONTROL_PLANE
+) -> None:
     """Make an earlier version current; routers follow within a second, nothing is deleted."""
     request = control_pb2.RollbackConstantsRequest(profile=profile, version=version)
     answer = _ask(
@@ -219,9 +223,11 @@ def _slo_rows(policy: types_pb2.SloPolicy) -> list[dict[str, Any]]:
 def _slo_parts(entry: str) -> tuple[str, float, float]:
     parts = entry.split(":")
     try:
-        name, ttft_ms, tpot_ms = parts[0], float(parts[1]), float(parts[2])
-    except (IndexError, ValueError):
-        raise SystemExit(f"steelyard: {entry!r} is not CLASS:TTFT_MS:TPOT_MS") from None
+        name, ttft_ms, tpot_ms = parts[0], *map(float, parts[1:])
+    except ValueError:
+        name, ttft_ms, tpot_ms = "", nan, nan
+    if not (name and isfinite(ttft_ms) and isfinite(tpot_ms)):
+        raise SystemExit(f"steelyard: {entry!r} is not CLASS:TTFT_MS:TPOT_MS")
     return name, ttft_ms, tpot_ms
 
 

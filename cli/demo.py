@@ -16,8 +16,8 @@ from dataplane.core.request import Targets
 from dataplane.core.slo import DEFAULT_SLO
 from evaluation.live import LiveOptions, LivePlayer
 from evaluation.workloads import load_workload
-from localcluster.cluster import LocalCluster
-from localcluster.spec import ClusterSpec, Pools
+from localcluster.cluster import LocalCluster, addresses_at
+from localcluster.spec import DEFAULT_PORT_BASE, ClusterSpec, Pools
 from servicekit.clock import SystemClock
 from simulator.values import Arrival, End, Outcome
 
@@ -131,7 +131,7 @@ async def _demo(spec: ClusterSpec, plan: _Plan) -> None:
             f"{time.monotonic() - started_at:.0f} s in all."
         )
         console.print("While `make up` runs, look here:")
-        console.print(where_to_look(cluster.addresses), soft_wrap=True)
+        console.print(where_to_look(addresses_at(DEFAULT_PORT_BASE)), soft_wrap=True)
     finally:
         await cluster.__aexit__(None, None, None)
     for line in lines:

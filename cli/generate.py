@@ -4,7 +4,7 @@ import asyncio
 import sys
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from steelyard.v1 import router_pb2, router_pb2_grpc
 
 from servicekit.channel import open_channel
@@ -17,7 +17,7 @@ def generate(
     *,
     router: Annotated[str, Parameter(env_var="STEELYARD_ROUTER")] = DEFAULT_ROUTER,
     model: str = "",
-    max_tokens: int = 64,
+    max_tokens: Annotated[int, Parameter(validator=validators.Number(gte=1, lt=1 << 32))] = 64,
     temperature: float | None = None,
     slo_class: str = "",
     policy: str = "",
@@ -48,7 +48,10 @@ def generate(
     if prompt:
         message.text = prompt
     if token_ids:
-        message.token_ids.ids.extend(int(part) for part in token_ids.split(","))
+        try:
+            message.token_ids.ids.extend(int(part) for part in token_ids.split(","))
+        except ValueError:
+            raise SystemExit("steelyard: --token-ids are ids with commas between: 3,17,4") from None
     if temperature is not None:
         message.sampling.temperature = temperature
     asyncio.run(_stream(router, message, timeout_seconds))

@@ -16,6 +16,8 @@ from servicekit.errors import ChildFailed, SettingsInvalid, SteelyardError
 from servicekit.status import from_rpc_error
 
 Output = Literal["table", "json"]
+_NOBODY = "failed to connect to all addresses"
+"""How gRPC begins to say that nobody listens there."""
 _PIPE_WIDTH = 320
 _OURS = (
     CalibrationError,
@@ -38,6 +40,9 @@ def fail(error: Exception) -> NoReturn:
     """
     if isinstance(error, grpc.aio.AioRpcError):
         remote = from_rpc_error(error)
+        if remote.message.startswith(_NOBODY):
+            where = remote.message.rpartition("UNKNOWN: ")[2]
+            sys.exit(f"steelyard: {remote.reason}: {where}; bring a cluster up, or say where it is")
         lines = [f"steelyard: {remote.reason}: {remote.message}"]
         lines += [f"  {v.field}: {v.description}" for v in remote.violations]
         sys.exit("\n".join(lines))

@@ -1,16 +1,12 @@
 """`steelyard controlplane|router|agent`: one service, set by its environment."""
 
-import asyncio
 import shlex
-from collections.abc import Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from servicekit.logging import configure_logging
-from servicekit.settings import ServiceSettings
+from servicekit.command import serve
 
-S = TypeVar("S", bound=ServiceSettings)
 PrintConfig = Annotated[
     bool, Parameter(negative="", help="Show every setting with its value and leave.")
 ]
@@ -29,7 +25,7 @@ def controlplane(*, settings: Set = None, print_config: PrintConfig = False) -> 
     from controlplane.app import run  # noqa: PLC0415  each service imports its own
     from controlplane.settings import ControlPlaneSettings  # noqa: PLC0415
 
-    _serve(ControlPlaneSettings.load(**_pairs(settings)), run, print_config=print_config)
+    serve(ControlPlaneSettings.load(**_pairs(settings)), run, print_config=print_config)
 
 
 def router(*, settings: Set = None, print_config: PrintConfig = False) -> None:
@@ -37,7 +33,7 @@ def router(*, settings: Set = None, print_config: PrintConfig = False) -> None:
     from dataplane.router.app import run  # noqa: PLC0415  each service imports its own
     from dataplane.router.settings import RouterSettings  # noqa: PLC0415
 
-    _serve(RouterSettings.load(**_pairs(settings)), run, print_config=print_config)
+    serve(RouterSettings.load(**_pairs(settings)), run, print_config=print_config)
 
 
 def agent(
@@ -59,21 +55,15 @@ def agent(
     from dataplane.agent.app import run  # noqa: PLC0415  each service imports its own
     from dataplane.agent.settings import AgentSettings  # noqa: PLC0415
 
+    if vllm_flags and not spawn_vllm:
+        words = shlex.join(vllm_flags)
+        raise SystemExit(f"steelyard: {words}: no option of an agent; vLLM's need --spawn-vllm")
     values = _pairs(settings)
     if role is not None:
         values["role"] = role
     if spawn_vllm:
         values |= {"engine": "vllm", "spawn_vllm": True, "vllm_flags": shlex.join(vllm_flags)}
-    _serve(AgentSettings.load(**values), run, print_config=print_config)
-
-
-def _serve(settings: S, run: "Any", *, print_config: bool) -> None:
-    if print_config:
-        print(settings.print_config(), end="")
-        return
-    configure_logging(settings.log_level, settings.log_format)
-    work: Coroutine[Any, Any, None] = run(settings)
-    asyncio.run(work)
+    serve(AgentSettings.load(**values), run, print_config=print_config)
 
 
 def _pairs(settings: list[str] | None) -> dict[str, Any]:

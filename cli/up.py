@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from localcluster.cluster import Addresses, LocalCluster
-from localcluster.spec import ClusterSpec, Pools
+from localcluster.spec import DEFAULT_PORT_BASE, ClusterSpec, Pools
 from servicekit.signals import stop_on_signals
 
 _CHECK_SECONDS = 0.5
@@ -23,7 +23,7 @@ def up(
     pools: str = "2P4D",
     profile: str = "a40-qwen2.5-3b",
     policy: str = "",
-    port_base: int = 7400,
+    port_base: int = DEFAULT_PORT_BASE,
     time_scale: float = 1.0,
     routers: int = 1,
     model: str = "",

@@ -22,8 +22,8 @@ from controlplane.sinks import OutcomeSink, ReportSink
 from controlplane.store import Store
 from controlplane.store_redis import RedisStore
 from servicekit.clock import Clock, SystemClock
-from servicekit.errors import RedisUnavailable, SettingsInvalid
-from servicekit.logging import configure_logging
+from servicekit.command import service_main
+from servicekit.errors import RedisUnavailable
 from servicekit.metrics import new_registry
 from servicekit.redis_client import connect
 from servicekit.server import RpcServer, ServiceBinding
@@ -159,18 +159,8 @@ async def run(settings: ControlPlaneSettings) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a replica, or print its settings."""
-    try:
-        settings = ControlPlaneSettings.load()
-    except SettingsInvalid as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    if "--print-config" in arguments:
-        sys.stdout.write(settings.print_config())
-        return 0
-    configure_logging(settings.log_level, settings.log_format)
-    asyncio.run(run(settings))
-    return 0
+    """Run a replica, or print its settings; returns the exit code."""
+    return service_main(ControlPlaneSettings, run, arguments)
 
 
 def _make_replica_id() -> str:

@@ -10,14 +10,16 @@ from typing import Any, Self
 import grpc
 from steelyard.v1 import control_pb2, control_pb2_grpc, types_pb2
 
-from localcluster.engines import VllmEngines, engine_url
+from localcluster.engines import VllmEngines, engine_url, vllm_python
 from localcluster.errors import ClusterError
 from localcluster.ports import Ports
 from localcluster.processes import PYTHON, Processes, environment
 from localcluster.spec import ClusterSpec
 from servicekit.channel import open_channel
-from servicekit.embedded_redis import EmbeddedRedis
+from servicekit.embedded_redis import EmbeddedRedis, redis_cli
 from servicekit.probe import probe
+from servicekit.redis_client import connect, ping
+from servicekit.settings import without_password
 
 START_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.05
@@ -35,6 +37,18 @@ class Addresses:
     routers_http: list[str] = field(default_factory=list)
     agents: dict[str, str] = field(default_factory=dict)
     solo_url: str = ""
+
+
+def addresses_at(port_base: int) -> Addresses:
+    """Return where a cluster of that port base, with a Redis of its own, is or would be."""
+    ports = Ports(port_base)
+    return Addresses(
+        redis_cli=redis_cli(ports.number("redis")),
+        control=[f"127.0.0.1:{ports.number('control')}"],
+        control_http=[f"127.0.0.1:{ports.number('control_http')}"],
+        routers=[f"127.0.0.1:{ports.number('router')}"],
+        routers_http=[f"127.0.0.1:{ports.number('router_http')}"],
+    )
 
 
 class LocalCluster:
@@ -63,6 +77,7 @@ class LocalCluster:
 
         Raises:
             ClusterError: A part does not come up; nothing is left behind.
+            RedisUnavailable: The Redis of the spec does not answer.
         """
         try:
             await self._start()
@@ -81,8 +96,10 @@ class LocalCluster:
         await self._stack.aclose()
 
     async def _start(self) -> None:
+        if self.spec.engine == "vllm":
+            vllm_python(self.spec)
         self.spec.directory.mkdir(parents=True, exist_ok=True)
-        self._start_redis()
+        await self._start_redis()
         self._stack.push_async_callback(self.processes.end_all)
         for index in range(self.spec.control_planes):
             await self.start_control(index)
@@ -97,16 +114,22 @@ class LocalCluster:
             await self.start_router(index)
         await self._wait_serving([*self.addresses.routers])
 
-    def _start_redis(self) -> None:
+    async def _start_redis(self) -> None:
         if self.spec.redis_url:
+            try:
+                client = connect(self.spec.redis_url)
+            except ValueError as error:
+                raise ClusterError(str(error)) from error
+            async with client:
+                await ping(client, self.spec.redis_url)
             self.addresses.redis_url = self.spec.redis_url
-            self.addresses.redis_cli = ["redis-cli", "-u", self.spec.redis_url]
+            self.addresses.redis_cli = ["redis-cli", "-u", without_password(self.spec.redis_url)]
             return
         self.redis = EmbeddedRedis(port=self._ports.of("redis"), persist=True)
         self._stack.callback(self.redis.stop)
         self.redis.start()
         self.addresses.redis_url = self.redis.url
-        self.addresses.redis_cli = self.redis.cli()
+        self.addresses.redis_cli = redis_cli(self.redis.port)
 
     async def start_control(self, index: int) -> None:
         """Start one control plane, or start it again, and wait until it serves."""

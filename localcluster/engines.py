@@ -1,6 +1,7 @@
 """Real vLLM servers for a local cluster, forked from one warm image."""
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from localcluster.errors import ClusterError
 from localcluster.ports import Ports
 from localcluster.processes import Processes
 from localcluster.spec import ClusterSpec
+from servicekit.supervise import bound_to_parent, end_group_async
 
 READY_TIMEOUT_SECONDS = 240.0
 _LAUNCHER = "engines"
@@ -18,6 +20,18 @@ _MAKE_MODEL_TIMEOUT_SECONDS = 120.0
 def engine_url(port: int) -> str:
     """Return the base URL of a vLLM server on this machine."""
     return f"http://127.0.0.1:{port}"
+
+
+def vllm_python(spec: ClusterSpec) -> Path:
+    """Return the Python that engines run in.
+
+    Raises:
+        ClusterError: There is none.
+    """
+    python = spec.vllm_python.absolute()
+    if not python.exists():
+        raise ClusterError(f"{python} does not exist: make the environment, `make venv-vllm`")
+    return python
 
 
 class VllmEngines:
@@ -59,9 +73,7 @@ class VllmEngines:
         Raises:
             ClusterError: The vLLM environment is missing, or a server does not come up.
         """
-        python = self._spec.vllm_python.absolute()
-        if not python.exists():
-            raise ClusterError(f"{python} does not exist: make the environment, `make venv-vllm`")
+        python = vllm_python(self._spec)
         spec = {
             "model": await self._model(python),
             "servers": self._servers,
@@ -100,19 +112,30 @@ class VllmEngines:
             return self._spec.vllm_model
         folder = (self._spec.directory / "tiny-model").resolve()
         if not (folder / "config.json").exists():
+            make = [str(python), "-m", "steelyard_enginekit.tiny_model", str(folder), "--seed", "0"]
             process = await asyncio.create_subprocess_exec(
-                str(python), "-m", "steelyard_enginekit.tiny_model", str(folder), "--seed", "0",
+                *bound_to_parent(make),
                 stdout=asyncio.subprocess.DEVNULL,
-            )  # fmt: skip
-            async with asyncio.timeout(_MAKE_MODEL_TIMEOUT_SECONDS):
-                code = await process.wait()
+                start_new_session=True,
+            )
+            code: int | None = None
+            try:
+                async with asyncio.timeout(_MAKE_MODEL_TIMEOUT_SECONDS):
+                    code = await process.wait()
+            except TimeoutError:
+                pass  # told below, as any other failure
+            finally:
+                await end_group_async(process, 0.0)
             if code != 0:
                 raise ClusterError(f"the tiny model could not be made (code {code})")
         return str(folder)
 
     def _take(self, line: str) -> None:
-        if line.startswith("{"):
-            self._events.put_nowait(json.loads(line))
+        # Its own lines are events; what else is written there only looks like one now and then.
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                self._events.put_nowait(event)
 
     async def _expect(self, kinds: set[str], timeout_seconds: float) -> dict[str, Any]:
         try:

@@ -1,7 +1,11 @@
 """Ports of a local cluster: in a row from a base, or free ones."""
 
-import socket
 from dataclasses import dataclass
+
+from localcluster.errors import ClusterError
+from servicekit.ports import free_port, is_free
+
+_MOST_PORTS = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,10 +15,28 @@ class Ports:
     base: int
 
     def of(self, part: str, index: int = 0) -> int:
-        """Return the port of a part ("router", "prefill", …); a free one without a base."""
+        """Return the port of a part ("router", "prefill", …); a free one without a base.
+
+        Raises:
+            ClusterError: Somebody else listens there: it would be taken for our own part.
+        """
         if self.base == 0:
             return free_port()
-        return self.base + _OFFSETS[part] + index * _STRIDES.get(part, 1)
+        port = self.number(part, index)
+        if not is_free(port):
+            raise ClusterError(f"port {port}, for {part} {index}, is taken; give another port base")
+        return port
+
+    def number(self, part: str, index: int = 0) -> int:
+        """Return the port that a part has with a base, whoever listens there now.
+
+        Raises:
+            ClusterError: There is no such port.
+        """
+        port = self.base + _OFFSETS[part] + index * _STRIDES.get(part, 1)
+        if not 0 < port <= _MOST_PORTS:
+            raise ClusterError(f"port base {self.base} gives {part} port {port}, there is none")
+        return port
 
 
 _OFFSETS = {
@@ -35,10 +57,3 @@ _OFFSETS = {
     "mixed_side": 210,
 }
 _STRIDES = {"router": 2, "router_http": 2, "control": 2, "control_http": 2}
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

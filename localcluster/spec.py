@@ -10,6 +10,8 @@ from localcluster.errors import PoolsError
 
 _POOLS = re.compile(r"(?:(\d+)P)?(?:(\d+)D)?(?:(\d+)M)?", re.IGNORECASE)
 _MOST_OF_A_ROLE = 20
+DEFAULT_PORT_BASE = 7400
+"""What the documentation speaks of; the services' own default ports are in its row."""
 
 
 @dataclass(frozen=True, slots=True)

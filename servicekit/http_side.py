@@ -61,7 +61,11 @@ class HttpSide:
         """
         host, _, port = self._listen.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        bound = socket.create_server((host.strip("[]"), int(port)), family=family)
+        try:
+            bound = socket.create_server((host.strip("[]"), int(port)), family=family)
+        except OSError as error:
+            reason = (error.strerror or str(error)).partition(" (")[0]
+            raise OSError(f"cannot listen on {self._listen}: {reason}") from error
         self.port = bound.getsockname()[1]
         config = uvicorn.Config(
             self._app, log_config=None, access_log=False, lifespan="off", ws="none"

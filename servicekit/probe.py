@@ -11,7 +11,7 @@ TIMEOUT_SECONDS = 3.0
 
 def probe(address: str, service: str = "", timeout_seconds: float = TIMEOUT_SECONDS) -> str:
     """Ask grpc.health.v1; returns its status name, or the gRPC code where it does not answer."""
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
         request = health_pb2.HealthCheckRequest(service=service)
         try:

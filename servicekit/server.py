@@ -111,10 +111,16 @@ class RpcServer:
         try:
             self.port = self._server.add_insecure_port(self.options.listen)
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {self.options.listen}: {error}") from error
+            raise OSError(
+                f"cannot listen on {self.options.listen}: it is taken, or no address of this host"
+            ) from error
         await self._server.start()
-        if self._http:
-            await self._http.start()
+        try:
+            if self._http:
+                await self._http.start()
+        except OSError:
+            await self._server.stop(None)
+            raise
         self._log.info("server_started", address=self.address, http_port=self.http_port)
 
     async def set_serving(self, serving: bool) -> None:

@@ -46,9 +46,11 @@ async def end_group_async(process: asyncio.subprocess.Process, grace_seconds: fl
     """As `end_group`, for a child of asyncio."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(grace_seconds):
-            await process.wait()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_seconds):
+                await process.wait()
+    finally:  # also where we are cancelled: nobody else will end it
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     return await process.wait()

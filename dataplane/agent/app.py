@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
@@ -20,8 +20,7 @@ from dataplane.agent.settings import AgentSettings
 from dataplane.agent.telemetry import Telemetry, TelemetryOptions
 from dataplane.agent.vllm_factory import start_vllm
 from servicekit.clock import Clock, SystemClock
-from servicekit.errors import SettingsInvalid, SteelyardError
-from servicekit.logging import configure_logging
+from servicekit.command import service_main
 from servicekit.metrics import new_registry
 from servicekit.server import RpcServer, ServiceBinding
 from servicekit.signals import stop_on_signals
@@ -42,9 +41,24 @@ class RunningAgent:
 class AgentApp:
     """One agent: `async with AgentApp(settings) as running:` serves until the block ends."""
 
-    def __init__(self, settings: AgentSettings, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        clock: Clock | None = None,
+        stop: asyncio.Event | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            settings: What it is told.
+            clock: Real time by default.
+            stop: Set where one of its loops crashed: it is of no use without.
+        """
         self._settings = settings
         self._clock = clock or SystemClock()
+        self._stop = stop or asyncio.Event()
+        self.failure: BaseException | None = None
         self._registry = new_registry()
         self._stack = AsyncExitStack()
         self._log = structlog.get_logger("dataplane.agent")
@@ -147,7 +161,9 @@ class AgentApp:
 
     def _report_crash(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("task_crashed", task=task.get_name(), exc_info=error)
+            self._log.critical("task_crashed", task=task.get_name(), exc_info=error)
+            self.failure = error
+            self._stop.set()
 
 
 async def _watch(agent: Agent, server: RpcServer, clock: Clock) -> None:
@@ -166,25 +182,21 @@ async def run(settings: AgentSettings) -> None:
         OSError: An address is taken.
         SettingsInvalid: Settings do not fit together.
         EngineNotStarted: The engine does not answer.
+        Exception: Whatever ended one of the agent's loops; that is a bug.
     """
     stop = asyncio.Event()
     with stop_on_signals(stop):
-        async with AgentApp(settings):
+        app = AgentApp(settings, stop=stop)
+        async with app:
             await stop.wait()
+    if app.failure is not None:
+        raise app.failure
 
 
-def main() -> None:
-    """Run the command line."""
-    try:
-        settings = AgentSettings.load()
-        if "--print-config" in sys.argv[1:]:
-            sys.stdout.write(settings.print_config())
-            return
-        configure_logging(settings.log_level, settings.log_format)
-        asyncio.run(run(settings))
-    except (SettingsInvalid, SteelyardError) as error:
-        sys.exit(str(error))
+def main(arguments: Sequence[str]) -> int:
+    """Run an agent, or print its settings; returns the exit code."""
+    return service_main(AgentSettings, run, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -18,12 +18,14 @@ def emulated_engine(settings: AgentSettings, clock: Clock) -> EngineEmulated:
     """Make the engine; not started yet.
 
     Raises:
-        SettingsInvalid: no such profile or constant, or a model longer than the KV cache.
+        SettingsInvalid: no such profile, constant or tokenizer, or a model longer than the KV cache.
     """
     path = settings.tokenizer_path
     if path is None:
         tokenizer, config = byte_tokenizer(), byte_tokenizer_config()
         return EngineEmulated(emulated_options(settings), clock, tokenizer, config)
+    if not path.is_file():
+        raise SettingsInvalid(f"{AgentSettings.variable('tokenizer_path')}: {path} is no file")
     beside = path.with_name("tokenizer_config.json")
     return EngineEmulated(
         emulated_options(settings),

@@ -1,6 +1,5 @@
 """AgentService over real gRPC, on emulated engines."""
 
-import asyncio
 import hashlib
 import time
 
@@ -210,17 +209,6 @@ async def test_a_release_frees_what_nobody_will_pull(at_prefill):
         assert not (await there.stub.Release(request)).released
 
 
-async def test_a_released_handoff_is_out_of_the_table_at_once():
-    """There is nothing left to abort, before the engine was measured again."""
-    async with agents(PREFILL) as (prefill,):
-        held = await prefill.stub.Prefill(prefill_request(new_prompt()))
-
-        await prefill.stub.Release(agent_pb2.ReleaseRequest(handoff=held.handoff))
-        aborted = await prefill.stub.Abort(agent_pb2.AbortRequest(request_id="r"))
-
-        assert not aborted.found
-
-
 async def test_abort_ends_a_generation_with_what_it_has():
     """The stream of an aborted request ends in order, with reason ABORT."""
     async with agents({**MIXED, **SLOW}) as (client,):
@@ -262,29 +250,6 @@ async def test_a_live_request_id_is_refused():
         assert from_rpc_error(error).reason == "DUPLICATE_REQUEST"
         call.cancel()
         await client.until_empty()
-
-
-async def test_a_request_id_is_taken_while_its_engine_has_not_answered_yet(monkeypatch):
-    """The second of two generations of one id is refused though the first has not begun."""
-    async with agents(MIXED) as (client,):
-        engine, asked, go_on = client.running.agent.engine, asyncio.Event(), asyncio.Event()
-        start = engine.decode
-
-        async def decode(job):
-            asked.set()
-            await go_on.wait()
-            return await start(job)
-
-        monkeypatch.setattr(engine, "decode", decode)
-        first = asyncio.create_task(generate(client, decode_request(new_prompt())))
-        await asked.wait()
-        async with asyncio.timeout(10):
-            error = await refusal_of(client.stub.Decode(decode_request(new_prompt())))
-        go_on.set()
-
-        assert from_rpc_error(error).reason == "DUPLICATE_REQUEST"
-        tokens, _ = await first
-        assert len(tokens) == 20
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,176 @@
+"""The `steelyard` command where something is wrong: one clear line, the right code, nothing left."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.app import main
+
+STEELYARD = [sys.executable, "-m", "cli.app"]
+PATIENCE_SECONDS = 60
+MARK = "STEELYARD_TEST_MARK"
+
+
+def run(monkeypatch, capsys, *arguments: str) -> tuple[object, str, str]:
+    """Run the command in this process; returns its exit code or last words, and what it wrote."""
+    monkeypatch.setattr(sys, "argv", ["steelyard", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    written = capsys.readouterr()
+    return left.value.code, written.out, written.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "hi", "--router", "127.0.0.1:1"], "UNAVAILABLE: .*127.0.0.1:1"),
+        (["ctl", "get", "instances", "--control-plane", "127.0.0.1:1"], "UNAVAILABLE: .*:1"),
+        (["ctl", "drain", "d0", "--control-plane", "127.0.0.1:1"], "UNAVAILABLE: .*:1"),
+        (["generate", "--token-ids", "a,b"], "ids with commas"),
+        (["ctl", "set-slo", "tight:nan:1"], "CLASS:TTFT_MS:TPOT_MS"),
+        (["ctl", "set-slo", "tight:1:2:3"], "CLASS:TTFT_MS:TPOT_MS"),
+        (["up", "--pools", "2X"], "2P4D"),
+        (["up", "--pools", "2P"], "need each other"),
+        (["up", "--port-base", "70000"], "70000"),
+        (["up", "--redis-url", "redis://:hidden@127.0.0.1:1"], "Redis at redis://127.0.0.1:1"),
+        (["up", "--redis-url", "somewhere"], "redis://"),
+        (["up", "--engine", "vllm", "--vllm-python", "/none/python"], "/none/python .*venv-vllm"),
+        (["agent", "--rol", "decode"], "--rol decode: no option"),
+        (["agent", "--", "--port", "1"], "need --spawn-vllm"),
+        (["agent", "--set", "rol=decode"], "STEELYARD_AGENT_ROL: no such setting"),
+        (["agent", "--set", "role"], "NAME=VALUE"),
+        (["agent", "--set", "control_planes=a:1"], "CONTROL_PLANES: is not JSON"),
+        (["agent", "--set", "time_scale=-1"], "STEELYARD_AGENT_TIME_SCALE: .*greater than 0"),
+        (["controlplane", "--set", "log_level=LOUD"], "LOG_LEVEL: 'LOUD'"),
+        (["controlplane", "--set", "http_listen=here"], "HTTP_LISTEN: 'here' is not host:port"),
+        (["controlplane", "--set", "listen=127.0.0.1:70000"], "LISTEN: .* is not host:port"),
+        (["controlplane", "--set", "redis_url=here"], "REDIS_URL: does not begin with redis://"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(monkeypatch, capsys, tmp_path, arguments, words):
+    """The line names what is wrong, without a traceback; the exit code says that it failed."""
+    monkeypatch.chdir(tmp_path)
+    said, _, _ = run(monkeypatch, capsys, *arguments)
+
+    assert isinstance(said, str)  # what sys.exit writes to stderr, with code 1
+    assert len(said.splitlines()) == 1
+    assert re.search(words, said)
+    assert "hidden" not in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "hi", "--max-tokens", "0"],
+        ["ctl", "constants", "rollback", "p", "--version", "-1"],
+        ["ctl", "get", "everything"],
+        ["up", "--engine", "steam"],
+        ["no-such-command"],
+    ],
+)
+def test_what_is_no_usage_is_refused(monkeypatch, capsys, arguments):
+    """The command line itself is checked before anything is done."""
+    code, _, err = run(monkeypatch, capsys, *arguments)
+
+    assert code not in (0, None)
+    assert "Traceback" not in err
+
+
+def test_a_variable_that_is_not_json_is_named(monkeypatch, capsys):
+    """A list in the environment that cannot be read is told by its variable."""
+    monkeypatch.setenv("STEELYARD_ROUTER_CONTROL_PLANES", "127.0.0.1:7420")
+
+    said, _, _ = run(monkeypatch, capsys, "router")
+
+    assert said == "steelyard: STEELYARD_ROUTER_CONTROL_PLANES: is not JSON"
+
+
+@pytest.mark.parametrize("service", ["controlplane", "router", "agent"])
+def test_the_printed_settings_are_settings(monkeypatch, capsys, service):
+    """What --print-config shows can be put into the environment as it stands."""
+    variables = []
+    for _ in range(2):
+        code, out, _ = run(monkeypatch, capsys, service, "--print-config")
+        assert code in (0, None)
+        pairs = [line.partition("  # ")[0].partition("=") for line in out.splitlines()]
+        variables.append({name: value for name, _, value in pairs})
+        for name, value in variables[-1].items():
+            if value:
+                monkeypatch.setenv(name, value)
+
+    assert variables[0] == variables[1]
+    assert all(name.startswith(f"STEELYARD_{service.upper()}_") for name in variables[0])
+
+
+def test_lists_are_set_on_the_command_line_as_in_the_environment(monkeypatch, capsys):
+    """--set takes JSON where the environment does."""
+    _, out, _ = run(
+        monkeypatch, capsys, "agent", "--set", 'control_planes=["a:1", "b:2"]', "--print-config"
+    )
+
+    assert 'STEELYARD_AGENT_CONTROL_PLANES=["a:1", "b:2"]' in out
+
+
+@pytest.fixture
+def marked(tmp_path) -> Iterator[dict[str, str]]:
+    """An environment by which all processes of a test are found; whoever is left is killed."""
+    environment = {**os.environ, MARK: str(tmp_path), "TMPDIR": str(tmp_path)}
+    yield environment
+    for pid in left(environment):
+        os.kill(pid, signal.SIGKILL)
+
+
+def left(environment: dict[str, str]) -> list[int]:
+    """Processes that run with a marked environment."""
+    mark = f"{MARK}={environment[MARK]}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_taken_port_is_named(marked):
+    """A service that cannot listen says where, and ends."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [*STEELYARD, "controlplane", "--set", "listen=127.0.0.1:0",
+             "--set", f"http_listen=127.0.0.1:{port}"],
+            env=marked, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
+        )  # fmt: skip
+
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert left(marked) == []
+
+
+@pytest.mark.parametrize(("line", "signals"), [("server_started", 1), ("up in", 1)])
+def test_ctrl_c_leaves_no_process(marked, tmp_path, line, signals):
+    """While parts come up, and once all are up: everything ends, and a second Ctrl-C hurries it."""
+    command = [*STEELYARD, "up", "--pools", "1M", "--port-base", "0", "--time-scale", "inf"]
+    with subprocess.Popen(
+        command, env=marked, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert any(line in text for text in process.stdout)
+        for _ in range(signals):
+            process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        code = process.wait(PATIENCE_SECONDS)
+
+    assert code in ((0,) if signals == 1 else (0, 130, -signal.SIGINT))
+    assert "Traceback" not in rest
+    assert left(marked) == []
