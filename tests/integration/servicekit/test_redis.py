@@ -1,6 +1,8 @@
 """The embedded redis-server, connections to it, and children that die with their parent."""
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -10,7 +12,7 @@ import pytest
 from servicekit.embedded_redis import EmbeddedRedis
 from servicekit.errors import ChildFailed, RedisUnavailable
 from servicekit.redis_client import REDIS_ERRORS, connect, ping
-from servicekit.supervise import bound_to_parent, end_group
+from servicekit.supervise import bound_to_parent, end_group, end_group_async
 
 
 @pytest.mark.asyncio
@@ -101,3 +103,23 @@ def test_ending_a_group_takes_grandchildren_along():
     assert code < 0
     assert process.stdout.read() == b""
     process.stdout.close()
+
+
+@pytest.mark.asyncio
+async def test_a_child_ends_even_if_waiting_for_it_is_cancelled():
+    """Whoever gives up the wait for a child that minds no SIGTERM leaves none behind."""
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True)\n"
+    child = await asyncio.create_subprocess_exec(
+        *bound_to_parent([sys.executable, "-c", code + "signal.pause()"]),
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    await child.stdout.readline()
+    ending = asyncio.create_task(end_group_async(child, grace_seconds=60.0))
+    await asyncio.sleep(0)
+    ending.cancel()
+
+    async with asyncio.timeout(10):
+        assert await child.wait() == -signal.SIGKILL
+    assert ending.cancelled()

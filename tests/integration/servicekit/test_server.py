@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from servicekit import probe
+from servicekit.channel import open_channel
 from servicekit.options import ServerOptions
 
 NAME = "test.Echo"
@@ -187,6 +188,19 @@ async def test_probe_fails_where_nobody_listens():
     """The probe's exit code is 1 when there is no server, 2 when it is called wrongly."""
     assert await asyncio.to_thread(probe.main, ["127.0.0.1:1"]) == 1
     assert probe.main([]) == 2
+
+
+@pytest.mark.asyncio
+async def test_instances_are_reached_directly_whatever_proxy_is_set(monkeypatch, running):
+    """A proxy for the way out, where nobody listens, is not asked."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    address = running.server.address
+
+    async with asyncio.timeout(10), open_channel(address) as channel:
+        await channel.channel_ready()
+
+    assert await asyncio.to_thread(probe.probe, address) == "SERVING"
 
 
 @pytest.mark.asyncio

@@ -53,6 +53,38 @@ def test_a_bad_value_is_explained_by_its_variable(monkeypatch):
         Settings.load()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("listen", "here", "not host:port"),
+        ("listen", "127.0.0.1:65536", "not host:port"),
+        ("http_listen", "http://here:1", "not host:port"),
+        ("redis_url", "hunter2@cache", "does not begin with redis://"),
+        ("log_level", "LOUD", "no level"),
+    ],
+)
+def test_what_would_fail_later_is_refused_at_once(name, value, words):
+    """Addresses, URLs and levels are read before anything is started; a URL is not repeated."""
+    with pytest.raises(
+        SettingsInvalid, match=f"STEELYARD_TEST_{name.upper()}: .*{words}"
+    ) as caught:
+        Settings.load(**{name: value})
+
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:7400", ":7400", "router-0:7400"])
+def test_addresses_of_all_kinds_are_taken(address):
+    """Names, IPv4, IPv6 in brackets, and all interfaces."""
+    assert Settings.load(listen=address).listen == address
+
+
+def test_a_setting_that_there_is_not_is_refused():
+    """A misspelt name on a command line is an error, not silence."""
+    with pytest.raises(SettingsInvalid, match="STEELYARD_TEST_WAIT_SECOND: no such setting"):
+        Settings.load(wait_second="1")
+
+
 @pytest.fixture
 def logs():
     """Yield a stream that logs are written to, and undo the set-up."""
