@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -12,7 +11,7 @@ from steelyard.v1 import control_pb2, control_pb2_grpc, types_pb2
 from calibrator.errors import CalibrationRunning, ClusterUnavailable
 from calibrator.slo import ClassTargets
 from controlplane.core.values import Constants
-from controlplane.wire import constants_from, constants_to
+from controlplane.wire import constants_to, stored_constants
 from servicekit.status import from_rpc_error
 
 _TIMEOUT_SECONDS = 10.0
@@ -98,7 +97,7 @@ class ControlClient:
         """Return the constants that hold; uncalibrated ones where nobody published any."""
         request = control_pb2.GetConstantsRequest(profile=profile)
         response = await self._call("constants are not readable", self._stub.GetConstants, request)
-        return _read(response.constants)
+        return stored_constants(response.constants)
 
     async def publish(self, draft: Constants) -> Constants:
         """Publish constants as the next version; returns it with version and time.
@@ -109,7 +108,7 @@ class ControlClient:
             constants=constants_to(draft), accept_jump=True
         )
         response = await self._call("nothing was published", self._stub.PublishConstants, request)
-        return _read(response.constants)
+        return stored_constants(response.constants)
 
     async def roll_back(self, profile: str, version: int) -> None:
         """Make an earlier version current again."""
@@ -141,10 +140,3 @@ class ControlClient:
     def _unavailable(self, failure: str, error: grpc.aio.AioRpcError) -> ClusterUnavailable:
         remote = from_rpc_error(error)
         return ClusterUnavailable(f"{failure}: {self._address}: {remote.reason}: {remote.message}")
-
-
-def _read(message: types_pb2.ConstantsVersion) -> Constants:
-    """Read one version as the control plane keeps it."""
-    return replace(
-        constants_from(message), version=message.version, uncalibrated=message.uncalibrated
-    )

@@ -128,8 +128,9 @@ def split_into_steps(
 ) -> list[tuple[StepShape, float]]:
     """Tell from completion times which prompts, sent at once, shared a step.
 
-    No step is shorter than a prompt alone at its shortest: completions less than half of that
-    apart ended the same step. Of the first step the whole time counts, of later ones the gap.
+    No step is shorter than a prompt alone at its shortest, but for what a call costs: completions
+    within three quarters of that after a step's first one ended the same step. Of the first step
+    the whole time counts, of later ones the gap.
 
     Args:
         prompt_tokens: Length of each prompt; together they fit into one step.
@@ -141,12 +142,12 @@ def split_into_steps(
     """
     order = np.argsort(np.asarray(seconds), kind="stable")
     groups: list[list[int]] = []
-    last = -np.inf
+    first = -np.inf
     for index in order:
-        if not groups or seconds[index] - last > shortest_step_seconds / 2:
+        if not groups or seconds[index] - first > 0.75 * shortest_step_seconds:
             groups.append([])
+            first = seconds[index]
         groups[-1].append(int(index))
-        last = seconds[index]
     steps: list[tuple[StepShape, float]] = []
     before = 0.0
     for group in groups:

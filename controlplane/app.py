@@ -11,8 +11,10 @@ import structlog
 from prometheus_client import CollectorRegistry
 from steelyard.v1 import control_pb2, control_pb2_grpc
 
+from controlplane.drift_folder import DriftFolder
 from controlplane.feed import SnapshotFeed
 from controlplane.lengths import LengthsFolder
+from controlplane.library import Library
 from controlplane.metrics import ControlMetrics
 from controlplane.page.routes import page_routes
 from controlplane.publisher import Publisher
@@ -63,6 +65,15 @@ class ControlPlane:
             timing=settings.timing(),
             options=settings.publisher_options(),
         )
+        self.drift = DriftFolder(
+            self._store,
+            self.feed,
+            self.publisher,
+            Library(self._store, metrics),
+            metrics=metrics,
+            clock=clock,
+            auto_publish=settings.auto_publish,
+        )
         service = ControlService(
             self._store,
             self.feed,
@@ -102,6 +113,7 @@ class ControlPlane:
             asyncio.create_task(self.feed.run(), name="feed"),
             asyncio.create_task(self._reports.run(), name="reports"),
             asyncio.create_task(self._outcomes.run(), name="outcomes"),
+            asyncio.create_task(self.drift.run(), name="drift"),
             asyncio.create_task(self.publisher.run(self.server.set_serving), name="publisher"),
         ]
         for task in self._tasks:

@@ -6,6 +6,7 @@ import structlog
 
 from controlplane.core import constants as constants_rules
 from controlplane.core import slo as slo_rules
+from controlplane.core.drift import Drift
 from controlplane.core.values import Constants, Happening, Slo
 from controlplane.errors import ConstantsJump, UnknownConstants
 from controlplane.metrics import ControlMetrics
@@ -21,6 +22,9 @@ class Listing:
     versions: tuple[Constants, ...]
     """By profile, newest first."""
     current: dict[str, int]
+    drifting: tuple[Drift, ...]
+    proposed: dict[str, Constants]
+    """What live traffic makes of the constants of drifting profiles."""
 
 
 class Library:
@@ -77,7 +81,11 @@ class Library:
         versions: list[Constants] = []
         for name in sorted(current):
             versions += await self._store.all_constants(name)
-        return Listing(tuple(versions), current)
+        drifting, proposed = await self._store.drift()
+        if profile:
+            drifting = [drift for drift in drifting if drift.profile == profile]
+            proposed = {name: made for name, made in proposed.items() if name == profile}
+        return Listing(tuple(versions), current, tuple(drifting), proposed)
 
     async def roll_back(self, profile: str, version: int) -> Constants:
         """Make a stored version current; nothing is deleted.

@@ -65,6 +65,13 @@ class ControlMetrics:
             registry=registry,
         )
 
+        self.drift_ratio = Gauge(
+            "steelyard_drift_ratio",
+            "Observed over predicted time of an instance that left the pace of its constants.",
+            ("instance", "part"),
+            registry=registry,
+        )
+
     def show_instances(self, counts: Mapping[tuple[str, str], int]) -> None:
         """Replace the counts by role and state."""
         self.instances.clear()

@@ -147,6 +147,8 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         return control_pb2.ListConstantsResponse(
             constants=[wire.constants_to(version) for version in listing.versions],
             current=listing.current,
+            proposed={name: wire.constants_to(made) for name, made in listing.proposed.items()},
+            drifting=[wire.drift_to(drift) for drift in listing.drifting],
         )
 
     async def RollbackConstants(

@@ -53,6 +53,12 @@ class ControlPlaneSettings(ServiceSettings):
     max_outcomes: int = Field(100_000, gt=0, description="rows kept in the outcomes stream")
     max_events: int = Field(10_000, gt=0, description="rows kept in the events stream")
 
+    auto_publish: bool = Field(
+        default=False,
+        description="publish the constants that live traffic proposes when engines drift; else "
+        "they are proposed only",
+    )
+
     def timing(self) -> Timing:
         """Pick what liveness needs."""
         return Timing(

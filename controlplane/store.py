@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from controlplane.core.drift import Drift
 from controlplane.core.lengths import LengthTable
 from controlplane.core.registry import Change, Sighting
 from controlplane.core.values import Constants, Engine, Happening, Member, Outcome, Report, Slo
@@ -154,6 +155,10 @@ class StreamStore(Protocol):
         """Return outcomes that came after a cursor ("" for the beginning), and the new cursor."""
         ...
 
+    async def outcomes_end(self) -> str:
+        """Return the cursor behind the last outcome stored; "" where there is none."""
+        ...
+
     async def recent_outcomes(self, count: int) -> list[tuple[float, Outcome]]:
         """Return the last outcomes, newest first, each with the time it was stored."""
         ...
@@ -177,6 +182,18 @@ class StreamStore(Protocol):
         ...
 
 
+class DriftStore(Protocol):
+    """Which instances left the pace of their constants, and what live traffic proposes."""
+
+    async def write_drift(self, drifting: Sequence[Drift], proposals: Sequence[Constants]) -> None:
+        """Replace all that is stored of drift."""
+        ...
+
+    async def drift(self) -> tuple[list[Drift], dict[str, Constants]]:
+        """Return drifting instances by id, and proposed constants by profile."""
+        ...
+
+
 class LockStore(Protocol):
     """The cluster's one calibration lock."""
 
@@ -189,7 +206,7 @@ class LockStore(Protocol):
         ...
 
 
-class Store(MemberStore, SnapshotStore, LibraryStore, StreamStore, LockStore, Protocol):
+class Store(MemberStore, SnapshotStore, LibraryStore, StreamStore, DriftStore, LockStore, Protocol):
     """All of it."""
 
     async def ping(self) -> None:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
+from controlplane.core.drift import Drift
 from controlplane.core.lengths import LengthTable
 from controlplane.core.liveness import Liveness, Signal, State
 from controlplane.core.registry import Change, Sighting
@@ -27,6 +28,8 @@ class MemoryStore:
         self._generation = 0
         self._lease: tuple[str, float] = ("", 0.0)
         self._calibration: tuple[str, float] = ("", 0.0)
+        self._drifting: list[Drift] = []
+        self._proposed: dict[str, Constants] = {}
         self._state = SnapshotState()
         self._snapshot = b""
         self._published = asyncio.Event()
@@ -197,6 +200,10 @@ class MemoryStore:
         rows = [(number, o) for number, _, o in self._outcomes if number > after][:count]
         return (str(rows[-1][0]) if rows else cursor), [outcome for _, outcome in rows]
 
+    async def outcomes_end(self) -> str:
+        """See `StreamStore`."""
+        return str(self._outcomes[-1][0]) if self._outcomes else ""
+
     async def recent_outcomes(self, count: int) -> list[tuple[float, Outcome]]:
         """See `StreamStore`."""
         return [(stored, outcome) for _, stored, outcome in reversed(self._outcomes)][:count]
@@ -230,6 +237,15 @@ class MemoryStore:
             LengthTable(table.half_life_seconds, table.counted_unix_seconds, copied),
         )
         return True
+
+    async def write_drift(self, drifting: Sequence[Drift], proposals: Sequence[Constants]) -> None:
+        """See `DriftStore`."""
+        self._drifting = sorted(drifting, key=lambda drift: (drift.instance_id, drift.part))
+        self._proposed = {proposal.profile: proposal for proposal in proposals}
+
+    async def drift(self) -> tuple[list[Drift], dict[str, Constants]]:
+        """See `DriftStore`."""
+        return list(self._drifting), dict(self._proposed)
 
     async def hold_calibration(self, holder: str, lease_seconds: float) -> str:
         """See `LockStore`."""

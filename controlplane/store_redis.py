@@ -16,6 +16,7 @@ from controlplane.errors import EpochReplaced
 from controlplane.store import Registration, SnapshotState, Tick
 from controlplane.store_codec import ENGINE, decoded, text
 from controlplane.store_redis_base import RedisBase
+from controlplane.store_redis_drift import RedisDrift
 from controlplane.store_redis_library import RedisLibrary
 from controlplane.store_redis_streams import RedisStreams
 from servicekit import redis_keys
@@ -173,7 +174,7 @@ class RedisLocks(RedisBase):
         await self._run("release", "calibration", holder)
 
 
-class RedisStore(RedisMembers, RedisSnapshots, RedisLibrary, RedisStreams, RedisLocks):
+class RedisStore(RedisMembers, RedisSnapshots, RedisLibrary, RedisStreams, RedisDrift, RedisLocks):
     """All of `Store`."""
 
     async def ping(self) -> None:

@@ -35,6 +35,12 @@ class RedisStreams(RedisBase):
         outcomes = [OUTCOME.from_fields(decoded(fields)) for _, fields in rows]
         return (rows[-1][0].decode() if rows else cursor), outcomes
 
+    async def outcomes_end(self) -> str:
+        """See `StreamStore`."""
+        with self._translated():
+            rows = await self._redis.xrevrange(redis_keys.OUTCOMES, count=1)
+        return rows[0][0].decode() if rows else ""
+
     async def recent_outcomes(self, count: int) -> list[tuple[float, Outcome]]:
         """See `StreamStore`."""
         with self._translated():

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -9,6 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from steelyard.v1 import control_pb2, types_pb2
 
 from controlplane.core.constants import Problem
+from controlplane.core.drift import Drift
 from controlplane.core.values import (
     Constants,
     Engine,
@@ -167,6 +169,24 @@ def constants_from(message: types_pb2.ConstantsVersion) -> Constants:
         fingerprint=message.fingerprint,
         instance_scale=dict(message.instance_scale),
         reason=message.reason,
+    )
+
+
+def stored_constants(message: types_pb2.ConstantsVersion) -> Constants:
+    """Read constants as the control plane handed them out, version and all."""
+    return replace(
+        constants_from(message), version=message.version, uncalibrated=message.uncalibrated
+    )
+
+
+def drift_to(drift: Drift) -> control_pb2.Drift:
+    """Write one drifting instance."""
+    return control_pb2.Drift(
+        instance_id=drift.instance_id,
+        profile=drift.profile,
+        part=drift.part,
+        ratio=drift.ratio,
+        since_time=timestamp(drift.since_unix_seconds),
     )
 
 

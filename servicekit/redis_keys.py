@@ -26,6 +26,10 @@ EVENTS = f"{PREFIX}events"
 """Capped stream: joins, drains, quarantines, publications, drift alarms."""
 CONSTANTS_PROFILES = f"{PREFIX}constants"
 """Set of profiles that have published constants."""
+DRIFT = f"{PREFIX}drift"
+"""Hash: instance and part to ratio, profile and time of drifting instances."""
+DRIFT_PROPOSED = f"{PREFIX}drift:proposed"
+"""Set of profiles that have proposed constants."""
 CALIBRATION = f"{PREFIX}calibration"
 """String with TTL: who calibrates."""
 LENGTHS_STATE = f"{PREFIX}lengths"
@@ -65,6 +69,11 @@ def constants(profile: str) -> str:
 def constants_version(profile: str, version: int) -> str:
     """Hash: one version of a profile's constants; never changed once written."""
     return f"{PREFIX}constants:{profile}:{version}"
+
+
+def constants_proposed(profile: str) -> str:
+    """Hash: what live traffic says that a profile's constants should be."""
+    return f"{PREFIX}constants:{profile}:proposed"
 
 
 def lengths(model: str) -> str:

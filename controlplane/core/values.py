@@ -162,7 +162,7 @@ class Happening:
 
     kind: str
     """joined, returned, ready, not_ready, stale, gone, left, replaced, drained, undrained,
-    constants_published, constants_rolled_back, slo_set."""
+    constants_published, constants_rolled_back, slo_set, drift, drift_ended."""
     subject: str
     """The instance, or the profile."""
     detail: str = ""

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 from controlplane.core import slo
+from controlplane.core.constants import reference
+from controlplane.core.drift import Drift
 from controlplane.core.lengths import LengthTable
 from controlplane.core.liveness import Liveness, Signal, State, step
 from controlplane.core.registry import Change
@@ -387,3 +389,28 @@ async def test_one_calibration_at_a_time(store):
     await store.release_calibration("b")
 
     assert await store.hold_calibration("c", LEASE_SECONDS) == "c"
+
+
+async def test_drift_and_proposals_are_replaced_as_one(store):
+    """What is written is what anybody reads; the next writing leaves nothing of the last."""
+    slow = Drift("d0:7201", "a profile", "decode", 1.4, 12.5)
+    proposal = reference("a profile")
+    proposal = replace(proposal, uncalibrated=False, instance_scale={"d0:7201": 1.4})
+
+    assert await store.drift() == ([], {})
+    await store.write_drift([slow], [proposal])
+    assert await store.drift() == ([slow], {"a profile": proposal})
+    await store.write_drift([], [])
+    assert await store.drift() == ([], {})
+
+
+async def test_the_end_of_the_outcomes_is_where_new_ones_begin(store):
+    """Who begins to watch sees what comes from now on, not what was."""
+    assert await store.outcomes_end() == ""
+    await store.add_outcomes([Outcome(request_id="old")])
+    end = await store.outcomes_end()
+    await store.add_outcomes([Outcome(request_id="new")])
+
+    _, outcomes = await store.outcomes_after(end, 10)
+
+    assert [outcome.request_id for outcome in outcomes] == ["new"]
