@@ -76,8 +76,8 @@ CLAIMS: dict[str, Callable[[str], bool]] = {
 
 
 TRAFFIC = (
-    "for round in 1 2 3 4 5 6 7 8 9; do for one in 1 2 3 4; do steelyard generate --token-ids 1,2,3"
-    " --max-tokens 400 --policy round_robin --router router-0:7400 & done; wait; done"
+    "for round in $(seq 500); do for one in 1 2 3 4; do steelyard generate --token-ids 1,2,3"
+    " --max-tokens 1000 --policy round_robin --router router-0:7400 & done; wait; done"
 )
 
 
