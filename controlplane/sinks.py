@@ -138,6 +138,7 @@ class OutcomeSink:
         self._taken = 0
         self._done = 0
         self._progress = asyncio.Event()
+        self._writing = asyncio.Lock()
 
     def offer(self, outcome: Outcome) -> int:
         """Take an outcome; returns the ticket that `written` waits for."""
@@ -171,15 +172,20 @@ class OutcomeSink:
         Raises:
             RedisUnavailable: nothing is lost, it waits on.
         """
-        while self._pending:
-            batch = [self._pending[i] for i in range(min(_BATCH, len(self._pending)))]
-            await self._store.add_outcomes(batch)
-            kept = 0
-            for outcome in batch:  # some may have been dropped for room meanwhile
-                if self._pending and self._pending[0] is outcome:
-                    self._pending.popleft()
-                    kept += 1
-            self._advance(kept)
+        # Two at once (the gatherer's and that of a stop) would write the same ones.
+        async with self._writing:
+            while self._pending:
+                await self._write_batch()
+
+    async def _write_batch(self) -> None:
+        batch = [self._pending[i] for i in range(min(_BATCH, len(self._pending)))]
+        await self._store.add_outcomes(batch)
+        kept = 0
+        for outcome in batch:  # some may have been dropped for room meanwhile
+            if self._pending and self._pending[0] is outcome:
+                self._pending.popleft()
+                kept += 1
+        self._advance(kept)
 
     def _advance(self, count: int) -> None:
         self._done += count

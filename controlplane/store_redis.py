@@ -22,6 +22,7 @@ from controlplane.store_redis_streams import RedisStreams
 from servicekit import redis_keys
 
 _SUBSCRIPTION_WAIT_SECONDS = 0.5
+_MOST_SILENT_TIMES = 4
 
 
 class RedisMembers(RedisBase):
@@ -147,17 +148,30 @@ class RedisSnapshots(RedisBase):
         await self._run("release", "snapshot:publisher", replica_id)
 
     async def snapshots(self) -> AsyncIterator[bytes]:
-        """See `SnapshotStore`."""
+        """See `SnapshotStore`.
+
+        A connection whose other end vanished says nothing, as does a quiet channel: after a while
+        of silence the channel is subscribed to anew.
+        """
+        while True:
+            async for snapshot in self._until_silent():
+                yield snapshot
+
+    async def _until_silent(self) -> AsyncIterator[bytes]:
+        """Yield the current snapshot, then each new one until none comes."""
         async with self._redis.pubsub(ignore_subscribe_messages=True) as subscription:
             with self._translated():
                 await subscription.subscribe(redis_keys.SNAPSHOTS_CHANNEL)
                 current = await self._redis.get(redis_keys.SNAPSHOT)
             if current:
                 yield current
-            while True:
+            silent_times = 0
+            while silent_times < _MOST_SILENT_TIMES:
                 with self._translated():
                     message = await subscription.get_message(timeout=_SUBSCRIPTION_WAIT_SECONDS)
+                silent_times += 1
                 if message is not None:
+                    silent_times = 0
                     yield message["data"]
 
 

@@ -1,5 +1,6 @@
 """What all parts of the Redis store share: the client, the scripts, the errors."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -12,6 +13,7 @@ from redis.exceptions import (
 from redis.exceptions import (
     OutOfMemoryError,
     ReadOnlyError,
+    ResponseError,
 )
 from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
@@ -22,6 +24,8 @@ from servicekit.errors import RedisUnavailable
 from servicekit.redis_keys import PREFIX
 
 _AWAY = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OutOfMemoryError, OSError)
+_FOR_NOW = re.compile(r"\b(BUSY|CLUSTERDOWN|MASTERDOWN|MISCONF|NOREPLICAS) ")
+"""In answers by which Redis refuses whatever is asked, or written, until it is better again."""
 _SCRIPTS = (
     "change",
     "hold_calibration",
@@ -83,7 +87,14 @@ class RedisBase:
         try:
             yield
         except _AWAY as error:
-            raise RedisUnavailable(
-                f"Redis does not answer: {str(error) or type(error).__name__}",
-                retry_after_seconds=1.0,
-            ) from error
+            raise _unavailable("does not answer", error) from error
+        except ResponseError as error:
+            if not _FOR_NOW.search(str(error)):
+                raise
+            raise _unavailable("refuses", error) from error
+
+
+def _unavailable(how: str, error: Exception) -> RedisUnavailable:
+    return RedisUnavailable(
+        f"Redis {how}: {str(error) or type(error).__name__}", retry_after_seconds=1.0
+    )

@@ -121,6 +121,24 @@ async def test_outcomes_that_cannot_be_stored_in_time_say_so(store, clock):
     await sink.written(ticket, 0.0)
 
 
+async def test_outcomes_are_stored_once_though_two_flush_at_once(clock):
+    """A stop that flushes while the gatherer writes does not write the same outcomes again."""
+
+    class SlowStore(MemoryStore):
+        async def add_outcomes(self, outcomes):
+            await asyncio.sleep(0)
+            await super().add_outcomes(outcomes)
+
+    slow = SlowStore(clock)
+    sink = OutcomeSink(slow, clock, make_metrics(), GATHER_SECONDS)
+    for number in range(3):
+        sink.offer(Outcome(request_id=str(number)))
+
+    await asyncio.gather(sink.flush(), sink.flush())
+
+    assert [o.request_id for _, o in await slow.recent_outcomes(9)] == ["2", "1", "0"]
+
+
 async def test_the_oldest_outcomes_make_room(store, clock):
     """An outage longer than the memory loses the oldest, counts them, and goes on."""
     counted = make_metrics()
