@@ -194,6 +194,7 @@ class Delegating:
             return self._give_up(request_id, RejectReason.RETRIES_EXHAUSTED)
         at_decode = event.leg is Leg.DECODE or not flight.prefill_id
         bad = flight.decode_id if at_decode else flight.prefill_id
+        bad = bad if event.at_fault else ""
         self.pool.close(request_id)
         known = self._link is not None and not flight.local
         again = Flight(

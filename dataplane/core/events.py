@@ -45,11 +45,18 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A leg failed on its instance; `retryable` is False when another one would fail as well."""
+    """A leg failed on its instance.
+
+    Attributes:
+        retryable: False when another instance would fail as well.
+        at_fault: False when the instance may be tried again: a hand-off that has run out or was
+            used says nothing against the engine that refused it.
+    """
 
     request_id: str
     leg: Leg
     retryable: bool = True
+    at_fault: bool = True
 
 
 @dataclass(frozen=True, slots=True)

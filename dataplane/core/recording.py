@@ -156,7 +156,7 @@ def _event(kind: str, values: Mapping[str, Any], rosters: dict[int, Roster]) -> 
             )
         )
     if kind == "Failed":
-        return Failed(values["request_id"], Leg(values["leg"]), values["retryable"])
+        return Failed(**{**values, "leg": Leg(values["leg"])})
     event: Event = _PLAIN[kind](**values)
     return event
 

@@ -130,7 +130,7 @@ class Immediate:
         placement = flight.placement
         decode_failed = event.leg is Leg.DECODE or placement.prefill_id is None
         bad = placement.decode_id if decode_failed else str(placement.prefill_id)
-        excluded = flight.request.excluded | {bad}
+        excluded = flight.request.excluded | ({bad} if event.at_fault else set())
         request = replace(flight.request, excluded=excluded)
         try:
             again = self.policy.place(request, self.pool.view)

@@ -71,7 +71,7 @@ class Intake:
         except ValueError as error:
             raise InvalidArgument.of("policy", str(error), reason="UNKNOWN_POLICY") from error
         try:
-            slo_class, targets = resolve(roster.slo, message.slo_class, targets_from(message.slo))
+            slo_class, targets = resolve(roster.slo, message.slo_class)
         except KeyError as error:
             known = ", ".join(sorted(roster.slo.classes))
             raise InvalidArgument.of(
@@ -80,6 +80,7 @@ class Intake:
         check_roles(roster)
         tokens = await self._tokens(message, driver)
         check_fit(tokens, message.max_tokens, limits_of(roster))
+        wish = targets_from(message.slo)
         query = LengthQuery(
             model=driver.name.partition("@")[0],
             tenant=message.tenant,
@@ -95,8 +96,8 @@ class Intake:
             max_tokens=message.max_tokens,
             length=self._fleet.predictor.predict(query),
             slo_class=slo_class,
-            urgency=urgency(roster.slo, targets),
-            targets=targets,
+            urgency=urgency(roster.slo, targets.tightened(wish)),
+            targets=targets.for_prompt(len(tokens)).tightened(wish.for_prompt(len(tokens))),
             arrived_at=arrived_at,
         )
         return Taken(driver, request, query, name, tokens)

@@ -37,6 +37,9 @@ from servicekit.errors import (
     Unimplemented,
 )
 
+# Reasons that speak of the hand-off, not of the engine that refused it.
+_HANDOFF_AT_FAULT = "HANDOFF_"
+
 
 @dataclass(slots=True)
 class Record:
@@ -283,7 +286,10 @@ class Session:
         if error is not None and not error.retryable:
             self._refusal = _refusal_of(error)
         retryable = error is None or error.retryable
-        self._driver.observe(ticket, Failed(self.request_id, leg, retryable))
+        at_fault = not cause.startswith(_HANDOFF_AT_FAULT)
+        if error is not None:
+            at_fault = not error.remote.reason.startswith(_HANDOFF_AT_FAULT)
+        self._driver.observe(ticket, Failed(self.request_id, leg, retryable, at_fault))
 
     def _refuse(self, reason: RejectReason) -> SteelyardError:
         if self._refusal is not None:

@@ -232,4 +232,5 @@ def targets_from(message: types_pb2.SloTargets) -> Targets:
     """Return targets in seconds; what is not set, or not above zero, is not aimed for."""
     ttft = message.ttft.ToNanoseconds() / 1e9 if message.HasField("ttft") else 0.0
     tpot = message.tpot.ToNanoseconds() / 1e9 if message.HasField("tpot") else 0.0
-    return Targets(ttft if ttft > 0 else float("inf"), tpot if tpot > 0 else float("inf"))
+    growth = max(message.ttft_per_prompt_token.ToNanoseconds() / 1e9, 0.0)
+    return Targets(ttft if ttft > 0 else float("inf"), tpot if tpot > 0 else float("inf"), growth)

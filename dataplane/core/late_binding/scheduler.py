@@ -269,6 +269,8 @@ class LateBinding:
             return self._reject(flight, RejectReason.STREAM_BROKEN, now)
         if not event.retryable:
             return self._reject(flight, RejectReason.RETRIES_EXHAUSTED, now)
+        if not event.at_fault:
+            return self._again(flight, "", now)
         decoder, line = flight.decoder, flight.line
         if decoder is not None and (event.leg is Leg.DECODE or line is None):
             return self._again(flight, decoder.instance.instance_id, now)
@@ -279,7 +281,8 @@ class LateBinding:
         self._release(flight, now)
         if flight.attempts >= self.settings.max_attempts:
             return self._reject(flight, RejectReason.RETRIES_EXHAUSTED, now)
-        request = replace(flight.request, excluded=flight.request.excluded | {bad_id})
+        excluded = flight.request.excluded | ({bad_id} - {""})
+        request = replace(flight.request, excluded=excluded)
         if not self._has_engines(request):
             return self._reject(flight, RejectReason.RETRIES_EXHAUSTED, now)
         again = Flight(request, flight.attempts + 1)

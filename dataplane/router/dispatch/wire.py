@@ -40,7 +40,9 @@ def to_attach(message: Forward, now: float) -> dispatch_pb2.AttachRequest:
             return dispatch_pb2.AttachRequest(tokens_streamed=streamed)
         case Failed():
             failed = dispatch_pb2.LegFailed(
-                request_id=message.request_id, decode=message.leg is Leg.DECODE
+                request_id=message.request_id,
+                decode=message.leg is Leg.DECODE,
+                not_at_fault=not message.at_fault,
             )
             return dispatch_pb2.AttachRequest(leg_failed=failed)
         case Finished():
@@ -68,7 +70,8 @@ def from_attach(message: dispatch_pb2.AttachRequest, now: float) -> Forward | No
             )
         case "leg_failed":
             leg = Leg.DECODE if message.leg_failed.decode else Leg.PREFILL
-            return Failed(message.leg_failed.request_id, leg)
+            failed = message.leg_failed
+            return Failed(failed.request_id, leg, at_fault=not failed.not_at_fault)
         case "ended":
             return Finished(message.ended.request_id)
         case _:

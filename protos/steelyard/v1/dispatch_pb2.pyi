@@ -275,22 +275,26 @@ class LegFailed(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
+    NOT_AT_FAULT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     instance_id: _builtins.str
     """Where it failed."""
     decode: _builtins.bool
     """True for the decode leg."""
+    not_at_fault: _builtins.bool
+    """True when the instance may be tried again: its hand-off was at fault."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         instance_id: _builtins.str = ...,
         decode: _builtins.bool = ...,
+        not_at_fault: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "instance_id", b"instance_id", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "instance_id", b"instance_id", "not_at_fault", b"not_at_fault", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

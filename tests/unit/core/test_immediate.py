@@ -17,6 +17,7 @@ from dataplane.core.events import (
 )
 from dataplane.core.policies.registry import make_policy
 from dataplane.core.scheduler import Immediate
+from dataplane.core.schedulers import SCHEDULERS, make_scheduler
 from tests.unit.core.builders import arrival, pool, request, roster, starts
 
 
@@ -129,3 +130,15 @@ def test_cancels_free_everything_once() -> None:
 
     assert scheduler.observe(Tick(), 0.2) == []
     assert len(scheduler.pool.ledger) == 0
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_hand_off_at_fault_excludes_nobody(name: str) -> None:
+    """With one engine a side, a request whose hand-off ran out is prefilled again there."""
+    scheduler = make_scheduler(name, {}, pool("p0", "d0"))
+    scheduler.submit(request("r"), 0.0)
+    scheduler.observe(PrefillDone("r", 30.0), 0.1)
+
+    again = scheduler.observe(Failed("r", Leg.DECODE, at_fault=False), 0.2)
+
+    assert StartPrefill("r", "p0") in again

@@ -45,3 +45,12 @@ def test_without_a_tighter_target_nothing_is_urgent(targets: Targets) -> None:
     assert urgency(SloPolicy(classes={}, default_class=""), Targets(0.1, 0.1)) == 1.0
     endless = SloPolicy(classes={"a": Targets(inf, inf)}, default_class="a")
     assert urgency(endless, Targets(0.1, 0.1)) == 1.0
+
+
+def test_a_ttft_that_grows_with_the_prompt_holds_for_the_prompt_at_hand():
+    """Base and growth make one target a request; a wish of the request tightens that."""
+    growing = Targets(0.1, 0.04, 0.0001)
+
+    assert growing.for_prompt(1000) == Targets(pytest.approx(0.2), 0.04)
+    assert growing.for_prompt(1000).tightened(Targets(0.15, 1.0)) == Targets(0.15, 0.04)
+    assert Targets(0.1, 0.04).for_prompt(10_000) == Targets(0.1, 0.04)
