@@ -119,8 +119,11 @@ async def test_a_feed_outlives_its_redis(follow):
         server.kill()
         await eventually(lambda: follower.told[-1] == (1, True))
         server.start()
-        await eventually(lambda: _subscribers(client))
-        await publish(client, numbered(2))
+        # The feed's own client has connections that died with Redis; ours must not.
+        publisher = connect(server.url)
+        await eventually(lambda: _subscribers(publisher))
+        await publish(publisher, numbered(2))
         await eventually(lambda: follower.told[-1] == (2, False))
         await follower.stop()
+        await publisher.aclose()
         await client.aclose()
