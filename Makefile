@@ -7,7 +7,7 @@ ENGINE ?= emulated
 PYTHON_PACKAGES := calibrator cli controlplane dataplane enginemodel evaluation localcluster servicekit simulator
 
 .PHONY: help setup demo up down test test-unit test-contract test-integration test-real-vllm \
-  test-compose lint fmt types imports protos protos-check bench bench-sim bench-peers venv-vllm lock clean
+  test-compose lint fmt types imports protos protos-check bench bench-sim bench-peers load-tools venv-vllm lock clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ bench-sim: setup ## Simulated requests per CPU-second by policy (VIDUR_PYTHON=py
 
 bench-peers: setup ## Cost of a routed request beside vllm-router and smg, on the same mock engines
 	$(BIN)/python -m benchmarks.bench_peers
+
+load-tools: setup ## vllm bench serve, guidellm, aiperf, inference-perf against a gateway, beside the journal
+	$(BIN)/python -m benchmarks.load_tools
 
 lock: ## Renew requirements/*.lock
 	$(BIN)/python tools/lock.py

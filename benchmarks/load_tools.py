@@ -7,7 +7,6 @@ emulated, 1 prefill and 2 decode engines at the pace of an A40.
 
 import asyncio
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -76,11 +75,14 @@ def _vllm(site: Site) -> tuple[list[str], Callable[[], Seen]]:
 
 def _guidellm(site: Site) -> tuple[list[str], Callable[[], Seen]]:
     result = site.output / "guidellm.json"
-    data = json.dumps({"prompt_tokens": INPUT_TOKENS, "output_tokens": OUTPUT_TOKENS})
     command = [
-        str(RUN / "guidellm/bin/guidellm"), "benchmark", "--target", site.url, "--model", MODEL,
-        "--processor", str(site.tokenizer), "--profile", "constant", "--rate", str(RATE),
-        "--max-requests", str(REQUESTS), "--data", data, "--output-path", str(result),
+        str(RUN / "guidellm/bin/guidellm"), "run",
+        "--backend", f"kind=openai_http,target={site.url},model={MODEL},request_format=/v1/completions",
+        "--tokenizer", f"kind=hf_auto,model={site.tokenizer}",
+        "--profile", f"kind=constant,rate={RATE}",
+        "--constraint", f"kind=max_requests,count={REQUESTS}",
+        "--data", f"kind=synthetic_text,prompt_tokens={INPUT_TOKENS},output_tokens={OUTPUT_TOKENS}",
+        "--output", f"kind=json,path={result}", "--disable-console-interactive",
     ]  # fmt: skip
 
     def read() -> Seen:
@@ -191,8 +193,13 @@ def install(tool: str) -> None:
     folder = RUN / tool
     if tool == "vllm" or (folder / "done").exists():
         return
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    subprocess.run([folder / "bin/pip", "install", "-qq", tool], check=True)
+    uv = Path(sys.executable).with_name("uv")
+    # inference-perf needs a newer Python than ours.
+    python = "3.12" if tool == "inference-perf" else sys.executable
+    subprocess.run([uv, "venv", "-q", "--clear", "--python", python, folder], check=True)
+    subprocess.run(
+        [uv, "pip", "install", "-q", "--python", folder / "bin/python", tool], check=True
+    )
     (folder / "done").touch()
 
 
@@ -230,9 +237,7 @@ async def run(tools: list[str]) -> None:
             before = len(journal_rows(journal))
             command, read = TOOLS[tool](Site(f"http://{address}", tokenizer, RUN))
             with (RUN / f"{tool}.log").open("wb") as log:
-                process = await asyncio.create_subprocess_exec(
-                    *command, stdout=log, stderr=log, env=os.environ | {"HF_HUB_OFFLINE": "1"}
-                )
+                process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
                 async with asyncio.timeout(TIMEOUT_SECONDS):
                     code = await process.wait()
             await asyncio.sleep(0.5)  # the journal is written five times a second
