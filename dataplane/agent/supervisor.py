@@ -5,6 +5,7 @@ and the kernel kills its leader when the agent dies, however that happens.
 """
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -63,8 +64,10 @@ class Supervisor:
         """Start the process, and start it again whenever it ends.
 
         Raises:
-            EngineNotStarted: the command cannot be executed.
+            EngineNotStarted: there is no such command, or its log cannot be written.
         """
+        if shutil.which(self._command[0]) is None:
+            raise EngineNotStarted(f"there is no command {self._command[0]!r} here to start")
         await self._spawn()
         self._watching = asyncio.create_task(self._keep_running())
 
@@ -78,8 +81,9 @@ class Supervisor:
 
     async def _spawn(self) -> None:
         self.starts += 1
-        output = self._log_path.open("ab") if self._log_path else None
+        output = None
         try:
+            output = self._log_path.open("ab") if self._log_path else None
             self._process = await asyncio.create_subprocess_exec(
                 *bound_to_parent(self._command),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -88,7 +92,7 @@ class Supervisor:
                 start_new_session=True,
             )
         except OSError as error:
-            raise EngineNotStarted(f"{self._command[0]} cannot be started: {error}") from error
+            raise EngineNotStarted(f"the engine cannot be started: {error}") from error
         finally:
             if output is not None:
                 output.close()
@@ -104,9 +108,19 @@ class Supervisor:
             if self._clock.monotonic() - began > _STEADY_SECONDS:
                 backoff_seconds = _FIRST_BACKOFF_SECONDS
             self._log.warning("engine_process_ended", code=code, next_start_in=backoff_seconds)
+            backoff_seconds = await self._spawn_after(backoff_seconds)
+
+    async def _spawn_after(self, backoff_seconds: float) -> float:
+        """Start the process after a while, and again where that fails; returns the next wait."""
+        while True:
             await self._clock.sleep(backoff_seconds)
             backoff_seconds = min(2 * backoff_seconds, _MAX_BACKOFF_SECONDS)
-            await self._spawn()
+            try:
+                await self._spawn()
+            except EngineNotStarted as error:  # no memory, a full disk: it may be better later
+                self._log.warning("engine_process_not_started", reason=error.message)
+            else:
+                return backoff_seconds
 
 
 async def wait_healthy(

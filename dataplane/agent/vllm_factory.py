@@ -4,6 +4,8 @@ import shlex
 from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
+import structlog
+
 from dataplane.agent.engine_vllm import EngineVllm
 from dataplane.agent.errors import EngineNotStarted
 from dataplane.agent.settings import AgentSettings
@@ -63,6 +65,12 @@ async def start_vllm(settings: AgentSettings, clock: Clock, stack: AsyncExitStac
             return False
         return True
 
+    structlog.get_logger("dataplane.agent").info(
+        "waiting_for_engine",
+        url=settings.vllm_url,
+        spawned=settings.spawn_vllm,
+        at_most_seconds=settings.engine_start_seconds,
+    )
     await wait_healthy(healthy, settings.engine_start_seconds, clock)
     await engine.start()
     return engine

@@ -137,9 +137,40 @@ async def test_an_engine_that_never_answers_is_not_started():
         await wait_healthy(unhealthy, 0.05, HastyClock())
 
 
-async def test_a_command_that_cannot_run_ends_and_is_tried_again(tmp_path):
+async def test_a_command_that_does_not_exist_is_named():
+    """Nothing is tried again and again that cannot work."""
+    engine = Supervisor(["no-such-vllm", "serve"], log_path=None, clock=HastyClock())
+
+    with pytest.raises(EngineNotStarted, match="no-such-vllm"):
+        await engine.start()
+
+    assert engine.starts == 0
+
+
+async def test_an_engine_is_started_again_once_that_is_possible(tmp_path):
+    """A start that fails, here for want of a place for its log, is not the last one."""
+    path = tmp_path / "logs" / "pids"
+    path.parent.mkdir()
+    engine = supervisor(path)
+    await engine.start()
+    try:
+        [[leader, _]] = await lines_of(path, 1)
+        path.parent.rename(tmp_path / "moved")
+        os.kill(leader, signal.SIGKILL)
+        async with asyncio.timeout(30):
+            while engine.starts < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        path.parent.mkdir()
+
+        await lines_of(path, 1)
+    finally:
+        await engine.stop()
+
+
+async def test_a_command_that_ends_is_tried_again(tmp_path):
     """A wrong command line does not end the agent; it shows in the count of starts."""
-    engine = Supervisor([str(tmp_path / "nowhere")], log_path=tmp_path / "log", clock=HastyClock())
+    command = [sys.executable, str(tmp_path / "nowhere")]
+    engine = Supervisor(command, log_path=tmp_path / "log", clock=HastyClock())
     await engine.start()
     try:
         async with asyncio.timeout(30):
