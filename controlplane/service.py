@@ -24,6 +24,7 @@ from controlplane.store import Store
 from servicekit.clock import Clock
 from servicekit.errors import InvalidArgument
 from servicekit.streams import until_stopping
+from servicekit.times import duration
 from servicekit.tracing import add_log_fields
 
 _STORE_PATIENCE_SECONDS = 2.0
@@ -69,7 +70,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         if registration.kind != "renewed":
             await self._library.tell("joined", engine.instance_id, engine.epoch)
         return control_pb2.RegisterResponse(
-            report_interval=wire.duration(self._steered().report_interval_seconds)
+            report_interval=duration(self._steered().report_interval_seconds)
         )
 
     async def Report(
@@ -89,7 +90,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
                 state = self._feed.states.get(report.instance_id, State.JOINING)
                 yield control_pb2.ReportResponse(
                     accepted_sequence=request.sequence,
-                    report_interval=wire.duration(self._steered().report_interval_seconds),
+                    report_interval=duration(self._steered().report_interval_seconds),
                     state=_state(state),
                 )
 
@@ -191,7 +192,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
             raise InvalidArgument.of("holder", "is empty; it tells others who holds the lock")
         async with aclosing(self._calibration.hold(request.holder, self._stopping)) as leases:
             async for seconds in leases:
-                yield control_pb2.HoldCalibrationResponse(lease=wire.duration(seconds))
+                yield control_pb2.HoldCalibrationResponse(lease=duration(seconds))
 
     def _count(self, outcome: Outcome) -> None:
         known = outcome.slo_class in self._feed.roster.slo.classes

@@ -5,8 +5,6 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.timestamp_pb2 import Timestamp
 from steelyard.v1 import control_pb2, types_pb2
 
 from controlplane.core.constants import Problem
@@ -24,6 +22,7 @@ from controlplane.core.values import (
 )
 from enginemodel.model import EngineConstants
 from servicekit.errors import FieldViolation, InvalidArgument
+from servicekit.times import duration, seconds_of, timestamp
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _ID_RULE = "1 to 128 letters, digits, '.', '_' and '-', beginning with a letter or digit"
@@ -88,7 +87,7 @@ def engine_from(info: types_pb2.EngineInfo) -> Engine:
         role=Role(types_pb2.Role.Name(info.role).removeprefix("ROLE_")),
         model=info.model,
         address=info.address,
-        handoff_lease_seconds=info.handoff_lease.ToNanoseconds() / 1e9,
+        handoff_lease_seconds=seconds_of(info.handoff_lease),
         profile=info.profile,
         **strings,
         **numbers,
@@ -221,9 +220,9 @@ def slo_from(message: types_pb2.SloPolicy) -> Slo:
     """Read targets."""
     classes = {
         name: Targets(
-            ttft_seconds=_seconds(targets.ttft) if targets.HasField("ttft") else None,
-            tpot_seconds=_seconds(targets.tpot) if targets.HasField("tpot") else None,
-            ttft_seconds_per_prompt_token=_seconds(targets.ttft_per_prompt_token),
+            ttft_seconds=seconds_of(targets.ttft) if targets.HasField("ttft") else None,
+            tpot_seconds=seconds_of(targets.tpot) if targets.HasField("tpot") else None,
+            ttft_seconds_per_prompt_token=seconds_of(targets.ttft_per_prompt_token),
         )
         for name, targets in message.classes.items()
     }
@@ -259,12 +258,12 @@ def outcome_from(message: control_pb2.Outcome) -> Outcome:
         )
     refuse(problems)
     optional: dict[str, Any] = {
-        f"{name}_seconds": _seconds(getattr(message, name))
+        f"{name}_seconds": seconds_of(getattr(message, name))
         for name in ("ttft", "tpot", "total", "predicted_ttft", "predicted_tpot")
         if message.HasField(name)
     }
     if message.HasField("prefill_engine_time"):
-        optional["prefill_engine_seconds"] = _seconds(message.prefill_engine_time)
+        optional["prefill_engine_seconds"] = seconds_of(message.prefill_engine_time)
     if message.HasField("prefill_tokens_ahead"):
         optional["prefill_tokens_ahead"] = message.prefill_tokens_ahead
     plain: dict[str, Any] = {
@@ -279,23 +278,5 @@ def outcome_from(message: control_pb2.Outcome) -> Outcome:
         **plain,
         **optional,
         status=message.status or "ok",
-        end_unix_seconds=message.end_time.ToNanoseconds() / 1e9,
+        end_unix_seconds=seconds_of(message.end_time),
     )
-
-
-def duration(seconds: float) -> Duration:
-    """Write seconds as a Duration."""
-    message = Duration()
-    message.FromNanoseconds(round(seconds * 1e9))
-    return message
-
-
-def timestamp(unix_seconds: float) -> Timestamp:
-    """Write seconds since 1970 as a Timestamp."""
-    message = Timestamp()
-    message.FromNanoseconds(round(unix_seconds * 1e9))
-    return message
-
-
-def _seconds(message: Duration) -> float:
-    return message.ToNanoseconds() / 1e9

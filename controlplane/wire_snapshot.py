@@ -8,7 +8,8 @@ from controlplane.core.lengths import BUCKET_EDGES, LengthTable
 from controlplane.core.liveness import State
 from controlplane.core.snapshot import Columns
 from controlplane.core.values import Constants, Member, Slo
-from controlplane.wire import constants_to, engine_to, slo_to, timestamp
+from controlplane.wire import constants_to, engine_to, slo_to
+from servicekit.times import timestamp
 
 
 def roster_bytes(members: Sequence[Member], constants: Mapping[str, Constants], slo: Slo) -> bytes:

@@ -14,6 +14,7 @@ from dataplane.agent.probe import Prober, StepSeen
 from servicekit.clock import Clock
 from servicekit.deadline import Deadline
 from servicekit.errors import InvalidArgument, SteelyardError
+from servicekit.times import duration, seconds_of, timestamp
 from servicekit.tracing import add_log_fields
 
 _TOKENIZER_CHUNK_BYTES = 256 * 1024
@@ -59,7 +60,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             job,
             router_id=request.router_id,
             ticket=wire.ticket(request.handoff) if with_handoff else None,
-            valid_for_seconds=wire.seconds_of(request.handoff_valid_for) if valid_for else None,
+            valid_for_seconds=seconds_of(request.handoff_valid_for) if valid_for else None,
             expected_epoch=request.expected_epoch,
         )
         add_log_fields(
@@ -68,7 +69,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             prompt_tokens=len(job.prompt),
             with_handoff=with_handoff,
         )
-        coalesce_seconds = wire.seconds_of(request.coalesce) if request.HasField("coalesce") else 0
+        coalesce_seconds = seconds_of(request.coalesce) if request.HasField("coalesce") else 0
         try:
             await self._relay(
                 generation, context, begin, min(coalesce_seconds, _MAX_COALESCE_SECONDS)
@@ -90,7 +91,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             response = wire.decode_response(chunk)
             if chunk.token_ids and not tokens:
                 elapsed_seconds = self._clock.monotonic() - begin
-                response.first_token_time.CopyFrom(wire.duration(elapsed_seconds))
+                response.first_token_time.CopyFrom(duration(elapsed_seconds))
             tokens += len(chunk.token_ids)
             messages += 1
             if chunk.finish is not None:
@@ -166,7 +167,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     ) -> agent_pb2.ProbeResponse:
         """Run one calibration probe; its load counts for no router."""
         Deadline.from_context(context, self._clock).check()
-        start = wire.timestamp(self._clock.unix())
+        start = timestamp(self._clock.unix())
         kind = request.WhichOneof("probe")
         try:
             if kind == "prefill":
@@ -189,7 +190,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             times = await self._prober.prefill_seconds(prompts, probe.seed, self._agent.description)
         finally:
             charge.free()
-        return agent_pb2.ProbeResponse(prefill_times=[wire.duration(t) for t in times])
+        return agent_pb2.ProbeResponse(prefill_times=[duration(t) for t in times])
 
     async def _probe_decode(self, probe: agent_pb2.DecodeProbe) -> agent_pb2.ProbeResponse:
         for field in ("sequences", "context_tokens", "output_tokens"):
@@ -216,7 +217,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
 
 def _observation(step: StepSeen) -> agent_pb2.StepObservation:
     return agent_pb2.StepObservation(
-        duration=wire.duration(step.duration_seconds),
+        duration=duration(step.duration_seconds),
         sequences=step.sequences,
         kv_tokens=step.kv_tokens,
         unsteady=step.unsteady,

@@ -19,6 +19,7 @@ from dataplane.agent.agent import Agent
 from servicekit.channel import open_channel
 from servicekit.clock import Clock
 from servicekit.status import from_rpc_error
+from servicekit.times import seconds_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +197,7 @@ class Telemetry:
             self.state = response.state
 
     def _steer(self, interval: Duration) -> None:
-        seconds = wire.seconds_of(interval)
+        seconds = seconds_of(interval)
         if seconds > 0:
             self._interval_seconds = seconds
 

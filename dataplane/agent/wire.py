@@ -1,10 +1,7 @@
 """Between the protocol's messages and the agent's values; the one place that knows both."""
 
-import math
 from typing import TypeVar
 
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.timestamp_pb2 import Timestamp
 from steelyard.v1 import agent_pb2, types_pb2
 
 from dataplane.agent.accounting import RouterCounts
@@ -20,6 +17,7 @@ from dataplane.agent.engine import (
 )
 from dataplane.core.handoff import HandoffTicket
 from servicekit.errors import InvalidArgument
+from servicekit.times import duration, seconds_of, timestamp
 
 T = TypeVar("T")
 
@@ -33,23 +31,6 @@ _FINISHES = {
     Finish.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     Finish.ABORT: types_pb2.FINISH_REASON_ABORT,
 }
-
-
-def duration(seconds: float) -> Duration:
-    """Make a Duration of finite seconds, to the nanosecond."""
-    whole, nanos = divmod(round(seconds * 1e9), 1_000_000_000)
-    return Duration(seconds=whole, nanos=nanos)
-
-
-def timestamp(unix_seconds: float) -> Timestamp:
-    """Make a Timestamp of seconds since 1970, to the microsecond."""
-    whole = math.floor(unix_seconds)
-    return Timestamp(seconds=whole, nanos=int((unix_seconds - whole) * 1e6) * 1000)
-
-
-def seconds_of(message: Duration | Timestamp) -> float:
-    """Return the seconds of a Duration or Timestamp."""
-    return message.seconds + message.nanos / 1e9
 
 
 def prefill_job(request: agent_pb2.PrefillRequest) -> PrefillJob:

@@ -10,12 +10,15 @@ from servicekit.streams import until_stopping
 pytestmark = pytest.mark.asyncio
 
 
-async def counted(left: list[str], *, forever: bool) -> AsyncIterator[int]:
-    """Yield 0, 1, 2, then end or wait for good."""
+async def counted(
+    left: list[str], *, forever: bool, waits: asyncio.Event | None = None
+) -> AsyncIterator[int]:
+    """Yield 0, 1, 2, then end or wait for good; `waits` is set once it does."""
     try:
         for number in range(3):
             yield number
         if forever:
+            (waits or asyncio.Event()).set()
             await asyncio.Event().wait()
     finally:
         left.append("left")
@@ -57,13 +60,15 @@ async def test_errors_of_the_source_come_through():
 async def test_cancelling_the_reader_leaves_nothing_behind():
     """The pending read of the source is cancelled with its reader."""
     left: list[str] = []
+    waits = asyncio.Event()
 
     async def read() -> None:
-        async for _ in until_stopping(counted(left, forever=True), asyncio.Event()):
+        source = counted(left, forever=True, waits=waits)
+        async for _ in until_stopping(source, asyncio.Event()):
             pass
 
     reader = asyncio.create_task(read())
-    await asyncio.sleep(0.01)
+    await waits.wait()
     reader.cancel()
     await asyncio.gather(reader, return_exceptions=True)
     await asyncio.sleep(0)
