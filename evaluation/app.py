@@ -1,10 +1,9 @@
 """Runs experiments: the function behind `steelyard evaluate`."""
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import cyclopts
 import msgspec
@@ -100,7 +99,7 @@ def evaluate(
     experiment: str,
     *,
     backend: str = "sim",
-    policies: Annotated[str, cyclopts.Parameter(help="Comma-separated.")] = "",
+    policies: str = "",
     seeds: int = 4,
     first_seed: int = REPORTING_SEEDS_FROM,
     jobs: int = 1,
@@ -114,47 +113,26 @@ def evaluate(
 ) -> int:
     """Run an experiment on simulated or real processes, compare policies, write a report.
 
-    Parameters
-    ----------
-    experiment
-        table2, calibration, heterogeneity, width, frontier, load, burst-train, ablation, noise,
-        grid, scarcity, fairness, routers, staleness or robustness.
-    backend
-        sim: virtual time. emulated: real processes over gRPC.
-    policies
-        Names, comma-separated, each with settings as name:setting=value; all by default.
-    seeds
-        How many, from first_seed on. Seeds below 31 are for tuning.
-    first_seed
-        See seeds.
-    jobs
-        Processes.
-    seconds
-        Seconds of arrivals in a cell.
-    quick
-        A part of the cells.
-    json
-        Rows go here, one JSON object a line.
-    resume
-        Finished seeds are kept here and not run again; by default beside the rows.
-    report
-        A folder for report.html, report.md and the plots.
-    cache
-        Saturation rates that were searched for.
-    bar
-        Show a progress bar.
+    Args:
+        experiment: table2, calibration, heterogeneity, width, frontier, load, burst-train,
+            ablation, noise, grid, scarcity, fairness, routers, staleness or robustness.
+        backend: sim: virtual time. emulated: real processes over gRPC.
+        policies: Comma-separated, each with settings as name:setting=value; all by default.
+        seeds: How many, from first_seed on.
+        first_seed: Seeds below 31 are for tuning.
+        jobs: Processes.
+        seconds: Of arrivals in a cell.
+        quick: A part of the cells.
+        json: Rows go here, one JSON object a line.
+        resume: Keeps finished seeds, which are not run again; by default beside the rows.
+        report: A folder for report.html, report.md and the plots.
+        cache: Saturation rates that were searched for.
+        bar: Show a progress bar.
     """
     console = Console(stderr=True)
     kept = resume or (json.with_suffix(".seeds.jsonl") if json else None)
-    shown = _progress_bar(console) if bar else nullcontext()
     try:
-        with shown as live:
-            task = live.add_task(experiment, total=None) if live else None
-
-            def advance(done: int, total: int) -> None:
-                if live is not None and task is not None:
-                    live.update(task, completed=done, total=total)
-
+        with _progress(console, experiment, shown=bar) as progress:
             rows = run(
                 experiment,
                 policies=[text for text in policies.split(",") if text],
@@ -165,18 +143,23 @@ def evaluate(
                 quick=quick,
                 results=kept,
                 cache=cache,
-                progress=advance,
+                progress=progress,
                 tell=console.log,
             )
     except (EvaluationError, ClusterError) as error:
         console.print(f"[red]error:[/red] {error}")
         return 2
+    publish(experiment, rows, json, report)
+    return 0
+
+
+def publish(experiment: str, rows: Sequence[Row], json: Path | None, report: Path | None) -> None:
+    """Print rows; write them and a report where these are wanted."""
     print_rows(rows, Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH))
     if json is not None:
         write_rows(rows, json)
     if report is not None:
         write_report(experiment, rows, report)
-    return 0
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
@@ -186,14 +169,24 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
     path.write_bytes(b"\n".join(lines) + b"\n")
 
 
-def _progress_bar(console: Console) -> Progress:
-    return Progress(
+@contextmanager
+def _progress(
+    console: Console, experiment: str, *, shown: bool
+) -> Iterator[Callable[[int, int], None]]:
+    """Give a function that is told (done, total) and, if wanted, shows a bar."""
+    if not shown:
+        yield lambda _done, _total: None
+        return
+    bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,
     )
+    with bar:
+        task = bar.add_task(experiment, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 app = cyclopts.App(name="evaluate", help="Run experiments.")

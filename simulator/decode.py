@@ -1,7 +1,7 @@
 """The simulated decode engine: continuous batching that jumps over uneventful steps.
 
-Between two changes of its batch every step is known in closed form (see noise.py), so the engine
-is woken only at boundaries where something happens: a sequence ends, a pull may start or is
+Between two changes of its batch every step is known in closed form (stepping.py), so the engine is
+woken only at boundaries where something happens: a sequence ends, a pull may start or is
 noticed, blocks run out, or progress is due to be told. What happens at such a boundary follows
 vLLM's scheduler as the emulated engine does: running sequences first, the last admitted preempted
 when blocks run out, then no admission in that step; arrived pulls before waiting requests; the
@@ -10,15 +10,16 @@ middle of a step, and runs in the step after.
 """
 
 from collections import deque
-from heapq import heapify, heappop, heappush
-from operator import itemgetter
 
 from dataplane.core.events import Leg
-from enginemodel.model import attention_seconds, handoff_seconds
 from simulator.blocks import BatchBlocks
+from simulator.chunks import PromptChunks
+from simulator.ends import BatchEnds
 from simulator.engine import Job, Load
 from simulator.kernel import Kernel, Priority
-from simulator.noise import BLOCK_STEPS, StepNoise
+from simulator.noise import StepNoise
+from simulator.pulls import Pulls
+from simulator.stepping import StepRun
 from simulator.values import EngineSpec
 
 COARSE = 4
@@ -53,34 +54,26 @@ class DecodeEngine:
         self.preemptions = 0
         self._kernel = kernel
         self._profile = profile = spec.profile
-        self._constants = constants = profile.constants.slowed(spec.scale)
+        constants = profile.constants.slowed(spec.scale)
         self._d0 = constants.d0_seconds
         self._d1 = constants.d1_seconds_per_sequence
         self._d2 = constants.d2_seconds_per_kv_token
-        self._noise = noise
-        self._serial_link = serial_link
         self._stride = report_stride
         self._total_blocks = profile.kv_total_tokens // profile.block_tokens
         self._reserved_blocks = 0
         self._batch = BatchBlocks(profile.block_tokens)
         self._running: dict[Job, None] = {}
-        self._ends: list[tuple[int, int, Job]] = []
+        self._ends = BatchEnds()
         self._waiting: deque[Job] = deque()
         self._ready: deque[Job] = deque()
-        self._pulls: list[tuple[float, int, Job]] = []
-        self._computing: list[Job] = []
-        self._chunks: list[tuple[Job, int]] = []
+        self._pulls = Pulls(constants, profile.kv_bytes_per_token, serial_link=serial_link)
+        self._chunks = PromptChunks(constants, profile.max_batched_tokens)
         self._joined: list[Job] = []
-        self._order = 0
-        self._link_free_at = 0.0
-        # The run of steps under way: it began at `_begin` after `_step` steps, `_cursor` in the noise.
+        # The run of steps under way began after `_step` steps.
         self._active = False
-        self._begin = 0.0
+        self._run = StepRun(noise)
         self._step = 0
-        self._cursor = 0
         self._kv_tokens = 0
-        self._first_seconds = 0.0
-        self._growth_seconds = 0.0
         self._planned_steps = 0
         self._stamp = 0
         self._report_at = report_stride
@@ -93,7 +86,7 @@ class DecodeEngine:
 
     def __len__(self) -> int:
         waiting = len(self._waiting) + len(self._ready) + len(self._pulls)
-        return len(self._running) + waiting + len(self._computing)
+        return len(self._running) + waiting + len(self._chunks)
 
     @property
     def kv_used_tokens(self) -> int:
@@ -114,7 +107,7 @@ class DecodeEngine:
     @property
     def step_seconds(self) -> float:
         """Length of a step now; 0 while idle."""
-        return self._first_seconds if self._active else 0.0
+        return self._run.first_seconds if self._active else 0.0
 
     def arrive(self, job: Job) -> None:
         """Queue a sequence: its KV is held by `job.holder`, or it has none yet."""
@@ -141,17 +134,20 @@ class DecodeEngine:
         if job in self._running:
             job.gone = True
             job.finish_step = self._step + self._wake_by(self._kernel.now)
-            self._push_end(job)
+            self._ends.add(job)
         elif job in self._waiting:
             self._waiting.remove(job)
             self._unblock()
         elif job in self._ready:
             self._ready.remove(job)
             self._unreserve(job)
-        elif job in self._computing:
+        elif job in self._chunks.jobs:
             job.gone = True
+        elif self._pulls.drop(job):
+            self._unreserve(job)
+            self._unblock()
         else:
-            return self._abort_pull(job)
+            return False
         return True
 
     def release(self, job: Job) -> None:
@@ -162,12 +158,10 @@ class DecodeEngine:
         self.alive = False
         self._stamp += 1
         self._active = False
-        pulling = [job for _, _, job in self._pulls]
-        lost = [*self._running, *self._waiting, *self._ready, *pulling, *self._computing]
-        for part in (self._running, self._waiting, self._ready, self._pulls, self._computing):
+        lost = [*self._running, *self._not_running()]
+        for part in (self._running, self._waiting, self._ready, self._pulls, self._chunks):
             part.clear()
         self._ends.clear()
-        self._chunks = []
         self._joined = []
         self._batch = BatchBlocks(self._profile.block_tokens)
         self._reserved_blocks = 0
@@ -177,58 +171,30 @@ class DecodeEngine:
         """Return what each router has here, tokens as of the step under way."""
         loads = [Load() for _ in range(routers)]
         step = self._step
-        if self._active and not self._chunks:
-            step += max(0, self._steps_to(self._kernel.now) - 1)
+        if self._active and not self._chunks.planned:
+            step += max(0, self._run.steps_to(self._kernel.now, self._planned_steps) - 1)
         for job in self._running:
             load = loads[job.router]
             load.decode_requests += 1
             load.decode_kv_tokens += job.arrival.prompt_tokens + step - job.start_step
-        pulling = [job for _, _, job in self._pulls]
-        for job in (*self._waiting, *self._ready, *pulling, *self._computing):
+        for job in self._not_running():
             load = loads[job.router]
             load.decode_requests += 1
             load.decode_kv_tokens += job.arrival.prompt_tokens + job.generated_tokens
         return loads
 
+    def _not_running(self) -> list[Job]:
+        return [*self._waiting, *self._ready, *self._pulls.jobs, *self._chunks.jobs]
+
     # ---- time within a run of steps
-
-    def _time_after(self, steps: int) -> float:
-        """Return when the `steps`-th step of the run ends."""
-        noise = self._noise
-        n = self._cursor
-        m = n + steps
-        growth = self._growth_seconds
-        factors = noise.factors
-        return (
-            self._begin
-            + (self._first_seconds - growth * n) * (factors[m] - factors[n])
-            + growth * (noise.weighted[m] - noise.weighted[n])
-            + noise.stalls[m]
-            - noise.stalls[n]
-        )
-
-    def _steps_to(self, time: float) -> int:
-        """Return the first planned step that ends at or after a time; the last if none does."""
-        most = self._planned_steps
-        steps = int((time - self._begin) / self._first_seconds)
-        steps = min(max(1, steps), most)
-        if self._time_after(steps) >= time:
-            while steps > 1 and self._time_after(steps - 1) >= time:
-                steps -= 1
-            return steps
-        while steps < most:
-            steps += 1
-            if self._time_after(steps) >= time:
-                break
-        return steps
 
     def _wake_by(self, now: float) -> int:
         """Plan to be woken at the next boundary and return how many steps away it is."""
-        if not self._active or self._chunks:
+        if not self._active or self._chunks.planned:
             return self._planned_steps
-        steps = self._steps_to(now)
+        steps = self._run.steps_to(now, self._planned_steps)
         if steps < self._planned_steps:
-            self._plan_wake(steps, self._time_after(steps))
+            self._plan_wake(steps, self._run.time_after(steps))
         return steps
 
     def _unblock(self) -> None:
@@ -252,19 +218,12 @@ class DecodeEngine:
             self._boundary(now, now)
             return
         steps = self._planned_steps
-        middle = now
-        if self._pulls and not self._chunks:
-            last_begin = self._time_after(steps - 1) if steps > 1 else self._begin
-            middle = (last_begin + now) / 2.0
-        elif self._pulls:
-            middle = (self._begin + now) / 2.0
+        # With chunks a single step is planned, so the first one's begin is what counts.
+        middle = self._run.middle_of(steps, now) if self._pulls else now
         self._step += steps
-        self._cursor += steps
+        self._run.take(steps)
         self._kv_tokens += steps * len(self._running)
-        if self._cursor == BLOCK_STEPS:
-            self._noise.renew()
-            self._cursor = 0
-        if self._chunks:
+        if self._chunks.planned:
             self._finish_chunks(now)
         self._boundary(now, middle)
 
@@ -272,37 +231,26 @@ class DecodeEngine:
 
     def _boundary(self, now: float, middle: float) -> None:
         """End, notice, report, preempt, admit; then begin the next run of steps."""
-        ends = self._ends
-        while ends and ends[0][0] <= self._step:
-            step, _, job = heappop(ends)
-            if job.finish_step == step and job in self._running:
+        for job in self._ends.take(self._step):
+            if job in self._running:
                 self._leave(job)
                 if not job.gone:
                     job.listener.finished(job)
         pulls = self._pulls
-        if pulls and pulls[0][0] <= middle:
-            self._notice(middle)
+        if pulls and pulls.next_at <= middle:
+            self._ready.extend(pulls.take_complete(middle))
         if self._step >= self._report_at:
             self._report()
         preempted = self._preempt()
         # After a preemption nobody is let in for a step, unless there would be no step at all.
-        if (self._ready or self._waiting) and not (
-            preempted and (self._running or self._computing)
-        ):
+        if (self._ready or self._waiting) and not (preempted and (self._running or self._chunks)):
             self._admit(now)
-        if self._running or self._computing:
+        if self._running or self._chunks:
             self._begin_run(now, look_again=preempted)
         else:
             self._active = False
             if pulls:
-                self._plan_wake(0, max(now, pulls[0][0]))
-
-    def _notice(self, middle: float) -> None:
-        """Make the pulls that were complete by then ready, in the order in which they began."""
-        noticed = []
-        while self._pulls and self._pulls[0][0] <= middle:
-            noticed.append(heappop(self._pulls)[1:])
-        self._ready.extend(job for _, job in sorted(noticed, key=itemgetter(0)))
+                self._plan_wake(0, max(now, pulls.next_at))
 
     def _leave(self, job: Job) -> None:
         """Take a sequence out of the batch."""
@@ -320,11 +268,7 @@ class DecodeEngine:
         self._running[job] = None
         self._batch.add(job.arrival.prompt_tokens - start)
         self._kv_tokens += job.arrival.prompt_tokens + job.generated_tokens
-        self._push_end(job)
-
-    def _push_end(self, job: Job) -> None:
-        self._order += 1
-        heappush(self._ends, (job.finish_step, self._order, job))
+        self._ends.add(job)
 
     def _unreserve(self, job: Job) -> None:
         self._reserved_blocks -= job.blocks
@@ -353,13 +297,13 @@ class DecodeEngine:
     def _admit(self, now: float) -> None:
         """Let arrived pulls and waiting requests in, in order, until one does not fit."""
         most = self._profile.max_num_seqs
-        while self._ready and len(self._running) + len(self._computing) < most:
+        while self._ready and len(self._running) + len(self._chunks) < most:
             job = self._ready.popleft()
             self._join(job)
             self._joined.append(job)
         block = self._profile.block_tokens
         total = self._total_blocks
-        while self._waiting and len(self._running) + len(self._computing) < most:
+        while self._waiting and len(self._running) + len(self._chunks) < most:
             job = self._waiting[0]
             tokens = job.recompute_tokens or job.arrival.prompt_tokens
             blocks = -(-tokens // block)
@@ -373,40 +317,17 @@ class DecodeEngine:
             self._reserved_blocks += blocks
             job.blocks = blocks
             if job.recompute_tokens:
-                job.done_tokens = 0
-                self._computing.append(job)
+                self._chunks.add(job)
             else:
-                self._start_pull(job, now)
-
-    def _start_pull(self, job: Job, now: float) -> None:
-        """Move a prompt's KV here; the prefill engine frees it once that is done."""
-        seconds = handoff_seconds(
-            self._constants, job.arrival.prompt_tokens, self._profile.kv_bytes_per_token
-        )
-        ready_at = now + seconds
-        if self._serial_link:
-            fixed = self._constants.h0_seconds
-            begin = max(now + fixed, self._link_free_at)
-            ready_at = self._link_free_at = begin + seconds - fixed
-        self._order += 1
-        heappush(self._pulls, (ready_at, self._order, job))
-        self._kernel.at(ready_at, Priority.ENGINE, self._pulled, job)
+                # The prefill engine frees it once it is here.
+                ready_at = self._pulls.start(job, now)
+                self._kernel.at(ready_at, Priority.ENGINE, self._pulled, job)
 
     def _pulled(self, job: Job) -> None:
         """Tell the prefill engine that its copy is not needed any more."""
         holder, job.holder = job.holder, None
         if holder is not None:
             holder.release(job)
-
-    def _abort_pull(self, job: Job) -> bool:
-        for entry in self._pulls:
-            if entry[2] is job:
-                self._pulls.remove(entry)
-                heapify(self._pulls)
-                self._unreserve(job)
-                self._unblock()
-                return True
-        return False
 
     def _report(self) -> None:
         """Tell the schedulers how far everybody is."""
@@ -430,37 +351,30 @@ class DecodeEngine:
     def _begin_run(self, now: float, *, look_again: bool) -> None:
         """Price the next steps and plan the boundary at which something happens next."""
         self._active = True
-        self._begin = now
+        run = self._run
         count = len(self._running)
-        self._growth_seconds = self._d2 * count
-        self._first_seconds = self._d0 + self._d1 * count + self._d2 * self._kv_tokens
-        if self._computing:
-            self._begin_chunks(count)
+        first_seconds = self._d0 + self._d1 * count + self._d2 * self._kv_tokens
+        run.start(now, first_seconds, self._d2 * count)
+        if self._chunks:
+            at = run.time_after_one(self._chunks.plan(count, first_seconds))
+            self._plan_wake(1, at)
+            if self._joined:
+                self._tell_first(at)
             return
-        steps = min(BLOCK_STEPS - self._cursor, self._report_at - self._step)
+        steps = min(run.steps_left, self._report_at - self._step)
         if look_again and self._waiting:
             steps = 1
-        ends = self._ends
-        while ends[0][2].finish_step != ends[0][0]:
-            heappop(ends)
-        steps = min(steps, ends[0][0] - self._step)
+        steps = min(steps, self._ends.next_step() - self._step)
         block = self._profile.block_tokens
         available = self._total_blocks - self._reserved_blocks
         if steps > 1 and self._kv_tokens + count * (steps + block) > available * block:
             free = available - self._batch.needed(self._step)
             steps = self._batch.safe_steps(self._step, free, steps)
-        self._planned_steps = steps
-        pulls = self._pulls
-        if pulls and steps > 1:
-            ready_at = pulls[0][0]
-            noticed = self._steps_to(ready_at)
-            begin = self._time_after(noticed - 1) if noticed > 1 else now
-            if (begin + self._time_after(noticed)) / 2.0 < ready_at:
-                noticed += 1
-            steps = min(steps, noticed)
-        self._plan_wake(steps, self._time_after(steps))
+        if self._pulls and steps > 1:
+            steps = min(steps, run.noticing_step(self._pulls.next_at, steps))
+        self._plan_wake(steps, run.time_after(steps))
         if self._joined:
-            self._tell_first(self._time_after(1))
+            self._tell_first(run.time_after(1))
 
     def _tell_first(self, at: float) -> None:
         """Announce the first token of those that just joined."""
@@ -470,45 +384,15 @@ class DecodeEngine:
                 job.listener.first_token(job, at)
         self._joined = []
 
-    def _begin_chunks(self, count: int) -> None:
-        """Plan one step that computes prompts beside the batch."""
-        constants = self._constants
-        budget = max(1, self._profile.max_batched_tokens - count)
-        total = 0
-        attention = 0.0
-        for job in self._computing:
-            tokens = min(budget - total, job.recompute_tokens - job.done_tokens)
-            if tokens <= 0:
-                break
-            self._chunks.append((job, tokens))
-            attention += attention_seconds(constants, tokens, job.done_tokens)
-            total += tokens
-        linear = constants.p2_seconds_per_token * total
-        if count:
-            seconds = self._first_seconds + linear + attention
-        else:
-            seconds = max(constants.p0_seconds, constants.p1_seconds + linear) + attention
-        n = self._cursor
-        noise = self._noise
-        seconds = seconds * (noise.factors[n + 1] - noise.factors[n])
-        at = self._begin + seconds + noise.stalls[n + 1] - noise.stalls[n]
-        self._plan_wake(1, at)
-        if self._joined:
-            self._tell_first(at)
-
     def _finish_chunks(self, now: float) -> None:
-        """Take in what the step computed; a prompt that is complete has its next token."""
-        chunks, self._chunks = self._chunks, []
-        for job, tokens in chunks:
-            job.done_tokens += tokens
+        """Let those whose prompt is complete join; each has its next token."""
+        for job in self._chunks.finish():
             if job.gone:
-                self._computing.remove(job)
                 self._unreserve(job)
-            elif job.done_tokens >= job.recompute_tokens:
-                self._computing.remove(job)
-                job.recompute_tokens = 0
-                job.generated_tokens += 1
-                self._join(job)
-                if not job.reported_tokens:
-                    job.reported_tokens = 1
-                    job.listener.first_token(job, now)
+                continue
+            job.recompute_tokens = 0
+            job.generated_tokens += 1
+            self._join(job)
+            if not job.reported_tokens:
+                job.reported_tokens = 1
+                job.listener.first_token(job, now)

@@ -154,6 +154,7 @@ class VirtualInstrument:
 
 
 def target_of(name: str, profile: EngineProfile, role: str) -> Target:
+    """Return a target of one engine of a profile."""
     return Target(
         instance_id=name,
         address="",
@@ -178,6 +179,7 @@ def target_of(name: str, profile: EngineProfile, role: str) -> Target:
 
 
 async def inline(work):
+    """Do work at once, in place of a thread."""
     return work()
 
 
