@@ -35,7 +35,7 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`; at once where they are not positive."""
-        await asyncio.sleep(max(seconds, 0.0))
+        await asyncio.sleep(seconds)
 
 
 class ManualClock:

@@ -1,9 +1,10 @@
-"""SIGTERM and SIGINT as an event."""
+"""SIGTERM and SIGINT as an event, and a service that lives until it."""
 
 import asyncio
 import contextlib
 import signal
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 
 
 @contextlib.contextmanager
@@ -24,3 +25,27 @@ def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+async def serve_until(stop: asyncio.Event, service: AbstractAsyncContextManager[object]) -> None:
+    """Enter a service, and leave it once `stop` is set; while it still enters, that is cancelled.
+
+    Raises:
+        Exception: what entering or leaving it raises.
+    """
+    entering = asyncio.ensure_future(service.__aenter__())
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([entering, stopped], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        if not entering.done():
+            entering.cancel()
+            await asyncio.wait([entering])
+    if entering.cancelled():
+        return
+    entering.result()
+    try:
+        await stop.wait()
+    finally:
+        await service.__aexit__(None, None, None)

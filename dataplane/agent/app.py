@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 import structlog
+import uvloop
 from steelyard.v1 import agent_pb2, agent_pb2_grpc
 
 from dataplane.agent.accounting import Accounting
@@ -23,7 +24,7 @@ from servicekit.clock import Clock, SystemClock
 from servicekit.command import service_main
 from servicekit.metrics import new_registry
 from servicekit.server import RpcServer, ServiceBinding
-from servicekit.signals import stop_on_signals
+from servicekit.signals import serve_until, stop_on_signals
 
 _WATCH_SECONDS = 0.5
 _LEAVE_SECONDS = 1.0
@@ -176,7 +177,7 @@ async def _watch(agent: Agent, server: RpcServer, clock: Clock) -> None:
 
 
 async def run(settings: AgentSettings) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT, which also end the wait for an engine that starts.
 
     Raises:
         OSError: An address is taken.
@@ -187,8 +188,7 @@ async def run(settings: AgentSettings) -> None:
     stop = asyncio.Event()
     with stop_on_signals(stop):
         app = AgentApp(settings, stop=stop)
-        async with app:
-            await stop.wait()
+        await serve_until(stop, app)
     if app.failure is not None:
         raise app.failure
 

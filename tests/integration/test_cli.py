@@ -174,3 +174,24 @@ def test_ctrl_c_leaves_no_process(marked, tmp_path, line, signals):
     assert code in ((0,) if signals == 1 else (0, 130, -signal.SIGINT))
     assert "Traceback" not in rest
     assert left(marked) == []
+
+
+def test_an_agent_that_waits_for_its_engine_stops_when_told(marked):
+    """SIGTERM ends the wait at once, and the engine that it has started."""
+    engine = f'["{sys.executable}", "-c", "import time; time.sleep(600)"]'
+    command = [
+        *STEELYARD, "agent", "--spawn-vllm", "--set", f"vllm_command={engine}",
+        "--set", "vllm_url=http://127.0.0.1:9",
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, env=marked, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert any("waiting_for_engine" in line for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+        code = process.wait(PATIENCE_SECONDS)
+
+    assert code == 0
+    assert "Traceback" not in rest
+    assert left(marked) == []

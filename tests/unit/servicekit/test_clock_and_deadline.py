@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from servicekit.clock import ManualClock, SystemClock
+from servicekit.clock import ManualClock
 from servicekit.deadline import Deadline
 from servicekit.errors import DeadlineExceeded
 from servicekit.tasks import end_tasks
@@ -51,12 +51,6 @@ async def test_a_step_of_the_wall_clock_leaves_the_monotonic_one_alone():
     clock.skew(-50.0)
 
     assert (clock.monotonic(), clock.unix()) == (before[0], before[1] - 50.0)
-
-
-@pytest.mark.asyncio
-async def test_the_system_clock_does_not_sleep_backwards():
-    """A negative wait returns at once rather than failing."""
-    await SystemClock().sleep(-1.0)
 
 
 @pytest.mark.asyncio
