@@ -219,7 +219,7 @@ class RouterApp:
         dispatching = Dispatching(
             client,
             router_id=self._router_id,
-            address=lambda: settings.advertised_address or address(),
+            address=lambda: settings.advertised_address or _reachable(address()),
             policy=LATE_BINDING,
             clock=self._clock,
             make_scheduler=lambda pool: make_late_binding(
@@ -319,6 +319,12 @@ class RouterApp:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.critical("task_crashed", task=task.get_name(), exc_info=error)
             self._stop.set()
+
+
+def _reachable(address: str) -> str:
+    """Return where others reach a server that listens on all addresses: by this host's name."""
+    host, _, port = address.rpartition(":")
+    return f"{socket.gethostname()}:{port}" if host in {"0.0.0.0", "[::]", ""} else address
 
 
 async def _keep_channels(agents: AgentChannels, fleet: Fleet, clock: Clock) -> None:

@@ -38,10 +38,14 @@ class Desk:
         key = (pool_name, name)
         policy = self._policies.get(key)
         if policy is None:
-            placing = name if name in POLICIES else self._fallback
+            placing = self.answering(name)
             policy = make_policy(placing, self._settings.get(placing))
             self._policies[key] = policy
         return policy
+
+    def answering(self, name: str) -> str:
+        """Return the policy that answers for one: itself, or the fallback where it binds late."""
+        return name if name in POLICIES else self._fallback
 
     def place(self, pool_name: str, request: Request, name: str, view: ClusterView) -> Placement:
         """Return where a request would go.

@@ -82,6 +82,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         decode = pool.instance(placement.decode_id)
         expected = self._desk.predict(pool, taken.request, prefill, decode)
         receipt = _receipt_of(self._front.decision(taken))
+        receipt.policy = self._desk.answering(taken.policy)
         receipt.prefill_instance_id = placement.prefill_id or ""
         receipt.decode_instance_id = placement.decode_id
         receipt.predicted_ttft.FromNanoseconds(round(expected.ttft_seconds * 1e9))
@@ -124,7 +125,12 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         prefill, decode = self._desk.explain(
             decision.pool, decision.request, decision.policy, decision.view
         )
-        return router_pb2.ExplainResponse(receipt=receipt, prefill=prefill, decode=decode)
+        return router_pb2.ExplainResponse(
+            receipt=receipt,
+            prefill=prefill,
+            decode=decode,
+            priced_by=self._desk.answering(decision.policy),
+        )
 
     async def Cancel(  # noqa: N802
         self,

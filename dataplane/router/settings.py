@@ -21,7 +21,7 @@ class RouterSettings(ServiceSettings, GatewayFields):
     control_planes: list[str] = Field(
         default_factory=list, description="host:port of control planes that take outcomes, as JSON"
     )
-    policy: str = Field("marginal_cost", description="placement policy of requests that name none")
+    policy: str = Field("late_binding", description="placement policy of requests that name none")
     policy_settings: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="settings by policy, as JSON"
     )

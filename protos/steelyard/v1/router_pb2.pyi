@@ -355,6 +355,11 @@ class ExplainResponse(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
+    PRICED_BY_FIELD_NUMBER: _builtins.int
+    priced_by: _builtins.str
+    """The policy whose prices these are: the receipt's own, or the fallback that answers for a
+    policy that binds late and has no prices on arrival.
+    """
     @_builtins.property
     def receipt(self) -> Global___Receipt:
         """The decision."""
@@ -373,10 +378,11 @@ class ExplainResponse(_message.Message):
         receipt: Global___Receipt | None = ...,
         prefill: _abc.Iterable[Global___CandidateCost] | None = ...,
         decode: _abc.Iterable[Global___CandidateCost] | None = ...,
+        priced_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill", "receipt", b"receipt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill", "priced_by", b"priced_by", "receipt", b"receipt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

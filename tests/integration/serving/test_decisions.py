@@ -102,7 +102,7 @@ async def test_the_policy_is_the_messages_then_the_metadatas_then_the_routers(cl
     ]
 
     policies = [h.messages[0].receipt.policy for h in heard]
-    assert policies == ["marginal_cost", "round_robin", "least_loaded"]
+    assert policies == ["late_binding", "round_robin", "least_loaded"]
 
 
 async def test_a_receipt_comes_with_the_first_message_alone(cluster):
