@@ -6,13 +6,13 @@ Only the agent's guards stand between that and a client.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+import structlog
 from tokenizers import Tokenizer
 
 from dataplane.agent.byte_tokenizer import EOS_TOKEN_ID, speakable_ids
@@ -78,6 +78,7 @@ class EngineEmulated:
         tokenizer_config: bytes | None = None,
     ) -> None:
         self._clock = clock
+        self._log = structlog.get_logger("dataplane.agent.emulated")
         self._tokenizer_json = tokenizer.to_str().encode()
         self._tokenizer_config = tokenizer_config
         self._description = _describe(options, uuid.uuid4().hex[:16], self._tokenizer_json)
@@ -131,6 +132,8 @@ class EngineEmulated:
             asyncio.create_task(self._driver.run()),
             asyncio.create_task(self._renew_leases()),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._note_crash)
 
     async def prefill(self, job: PrefillJob) -> PrefillResult:
         """Compute a prompt and hold its KV; cancelling frees it."""
@@ -187,9 +190,7 @@ class EngineEmulated:
         """Stop stepping; everything under way fails."""
         for task in self._tasks:
             task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         await self._decode.close()
         await self._prefill.close()
@@ -203,6 +204,11 @@ class EngineEmulated:
     @property
     def _alive(self) -> bool:
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
+
+    def _note_crash(self, task: asyncio.Task[None]) -> None:
+        """Say why it is unhealthy from now on."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.critical("emulated_engine_crashed", exc_info=error)
 
     def _check_alive(self) -> None:
         if not self._alive:

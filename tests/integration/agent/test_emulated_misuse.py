@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from dataplane.agent.byte_tokenizer import byte_tokenizer
 from dataplane.agent.emulated_factory import emulated_options
 from dataplane.agent.engine import DecodeJob, PrefillJob, Sampling
 from dataplane.agent.engine_emulated import EngineEmulated
-from dataplane.agent.errors import EngineFailed
+from dataplane.agent.errors import EngineFailed, EngineUnavailable
 from dataplane.agent.settings import AgentSettings
 from servicekit.clock import SystemClock
 from servicekit.errors import InvalidArgument
@@ -180,3 +181,24 @@ async def test_a_length_that_cannot_be_is_refused_with_a_handoff_too(cluster):
         await decode.decode(job)
 
     assert (await decode.measure()).waiting == 0
+
+
+async def test_an_engine_that_crashes_is_unhealthy_says_why_and_closes(cluster, monkeypatch):
+    """A fault of its own is in the log; it takes no requests any more."""
+    one = await cluster.start()
+
+    def crash(*_: object) -> None:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(one._driver, "_on_outcome", crash)
+    with capture_logs() as logs:
+        job = DecodeJob(request_id="r", prompt=new_prompt(), max_tokens=4)
+        stream = await one.decode(job)
+        async with asyncio.timeout(10):
+            while (await one.measure()).healthy:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await stream.close()
+
+    assert [line["event"] for line in logs] == ["emulated_engine_crashed"]
+    with pytest.raises(EngineUnavailable):
+        await one.decode(job)
