@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from random import Random
 
 import structlog
-import uvloop
 from steelyard.v1 import agent_pb2, agent_pb2_grpc
 
 from dataplane.agent.accounting import Accounting
