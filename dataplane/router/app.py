@@ -46,6 +46,7 @@ from servicekit.metrics import new_registry
 from servicekit.redis_client import connect
 from servicekit.server import RpcServer, ServiceBinding
 from servicekit.signals import stop_on_signals
+from servicekit.tasks import end_tasks
 
 _KEEP_CHANNELS_SECONDS = 5.0
 
@@ -309,11 +310,7 @@ class RouterApp:
         task = asyncio.get_running_loop().create_task(work, name=name)
         task.add_done_callback(self._report_crash)
 
-        async def end() -> None:
-            task.cancel()
-            await asyncio.wait([task])
-
-        self._stack.push_async_callback(end)
+        self._stack.push_async_callback(end_tasks, [task])
 
     def _report_crash(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -16,6 +16,7 @@ from dataplane.router.dispatch.links import LocalLink, RemoteLink
 from dataplane.router.driver import PoolDriver
 from dataplane.router.snapshots import ClusterState
 from servicekit.clock import Clock
+from servicekit.tasks import end_tasks
 
 _RETRY_SECONDS = 0.1
 MakeLateBinding = Callable[[Pool], LateBinding]
@@ -203,10 +204,7 @@ class Dispatching:
 
     async def stop(self) -> None:
         """Give all leases up and take leave; safe to call twice."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await end_tasks(self._tasks)
         for coordinator in self._pools.values():
             coordinator.stop()
 
