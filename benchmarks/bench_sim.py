@@ -4,9 +4,8 @@ Usage: python -m benchmarks.bench_sim [--seconds S] [--vidur PYTHON]
 
 The load is the mixed workload at round robin's saturation on 2P4D; CPU seconds count everything:
 making the requests, the schedulers, the engines and the scoring. Vidur, which has no prefill-decode
-split and no hand-off, is given six replicas, its round-robin scheduler and the same requests as a
-trace; its start (loading profiles, fitting its predictor) is left out by running two lengths and
-taking the difference.
+split and no hand-off, is given six replicas, its round-robin and vLLM schedulers and the same
+requests as a trace; its start and its predictor of step times are left out (vidur_trace.py).
 """
 
 import argparse
@@ -27,6 +26,7 @@ from evaluation.workloads import load_workload
 
 RATE = 20.0
 SEED = 31
+VIDUR_DATE = "2023-08-21"
 AIMS = {"round_robin": 20_000.0, "late_binding": 10_000.0}
 
 
@@ -64,52 +64,29 @@ def write_trace(path: Path, seconds: float) -> int:
     arrivals = list(load_workload("mixed").arrivals(RATE, seconds, SEED))
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["arrived_at", "num_prefill_tokens", "num_decode_tokens"])
-        writer.writerows((a.at_seconds, a.prompt_tokens, a.output_tokens) for a in arrivals)
+        writer.writerow(["Date", "Time", "PromptTokenCount", "CompletionTokenCount"])
+        writer.writerows(
+            (VIDUR_DATE, a.at_seconds, a.prompt_tokens, a.output_tokens) for a in arrivals
+        )
     return len(arrivals)
 
 
-def vidur_seconds(python: str, trace: Path, folder: Path) -> float:
-    """Run Vidur over a trace and return its CPU seconds.
+def vidur(python: str, seconds: float) -> Row:
+    """Measure Vidur.
 
     Raises:
         subprocess.CalledProcessError: It failed.
     """
-    command = [
-        python, "-m", "vidur.main",
-        "--replica_config_device", "a40",
-        "--replica_config_model_name", "microsoft/phi-2",
-        "--cluster_config_num_replicas", "6",
-        "--replica_config_tensor_parallel_size", "1",
-        "--global_scheduler_config_type", "round_robin",
-        "--replica_scheduler_config_type", "vllm",
-        "--request_generator_config_type", "trace_replay",
-        "--trace_request_generator_config_trace_file", str(trace),
-        "--trace_request_generator_config_max_tokens", "8192",
-        "--metrics_config_output_dir", str(folder),
-        "--no-metrics_config_write_metrics",
-        "--no-metrics_config_enable_chrome_trace",
-    ]  # fmt: skip
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
-
-
-def vidur(python: str, seconds: float) -> Row:
-    """Measure Vidur by the difference of two lengths."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        spent, counts = [], []
-        for part in (0.25 * seconds, seconds):
-            trace = folder / f"trace-{part:g}.csv"
-            counts.append(write_trace(trace, part))
-            spent.append(vidur_seconds(python, trace, folder))
-    rate = (counts[1] - counts[0]) / (spent[1] - spent[0])
-    note = (
-        f"{counts[1]} requests, six replicas, round robin; start {spent[0]:.0f} CPU-s not counted"
-    )
-    return Row(what="vidur", value=rate, unit="req/CPU-s", note=note)
+        trace = folder / "trace.csv"
+        count = write_trace(trace, seconds)
+        script = Path(__file__).with_name("vidur_trace.py")
+        command = [python, str(script), str(trace), str(folder)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
+    spent = float(done.stdout.split()[-1])
+    note = f"{count} requests, six replicas, round robin, without its predictor"
+    return Row(what="vidur", value=count / spent, unit="req/CPU-s", note=note)
 
 
 def main() -> None:
