@@ -1,5 +1,6 @@
 """The plots of a report, as SVG files; matplotlib is only needed here."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,15 +11,29 @@ from matplotlib.figure import Figure
 
 from evaluation.experiments.base import FAIRNESS_ORDER
 from evaluation.rows import Row
-from evaluation.tables import OURS, contests, means_by_load
+from evaluation.tables import OURS, best_splits, contests, means_by_load
 
-COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#8172b3", "#937860", "#da8bc3", "#8c8c8c", "#ccb974")
 OUR_COLOUR = "#c44e52"
+POLICY_COLOURS = {
+    "round_robin": "#7f7f7f",
+    "least_loaded": "#4c72b0",
+    "length_threshold": "#ccb974",
+    "power_of_two": "#64b5cd",
+    "marginal_cost": "#55a868",
+    "drain_time": "#8172b3",
+    "block_overlap": "#da8bc3",
+    "token_product": "#dd8452",
+    "slo_headroom": "#937860",
+}
+COLOURS = tuple(POLICY_COLOURS.values())
 
 
 def colour(policy: str, place: int) -> str:
-    """Return a policy's colour: ours always the same."""
-    return OUR_COLOUR if policy.startswith(OURS) else COLOURS[place % len(COLOURS)]
+    """Return a policy's colour, the same in every plot; by place for one that has none."""
+    if policy.startswith(OURS):
+        return OUR_COLOUR
+    name = re.split(r"[^a-z_]", policy)[0]
+    return POLICY_COLOURS.get(name, COLOURS[place % len(COLOURS)])
 
 
 def new_figure(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Any]:
@@ -78,6 +93,7 @@ def goodput_over_load(rows: Sequence[Row], path: Path) -> Path:
             linestyle=":" if ceiling else "-",
             color="black" if ceiling else colour(policy, place),
             linewidth=2.2 if policy.startswith(OURS) else 1.2,
+            zorder=3 if policy.startswith(OURS) else 2,
             label=policy,
         )
     axes.set_xlabel("load, times round robin's saturation rate")
@@ -90,14 +106,10 @@ def goodput_over_load(rows: Sequence[Row], path: Path) -> Path:
 def frontier(rows: Sequence[Row], path: Path) -> Path:
     """Goodput by number of engines, the best split of each policy."""
     figure, axes = new_figure()
-    load = min(row.load for row in rows)
     best: dict[str, dict[int, Row]] = defaultdict(dict)
-    for row in rows:
-        if row.load != load:
-            continue
-        total = row.prefill + row.decode
-        if total not in best[row.policy] or row.goodput > best[row.policy][total].goodput:
-            best[row.policy][total] = row
+    for total, by_policy in best_splits(rows).items():
+        for policy, row in by_policy.items():
+            best[policy][total] = row
     for place, (policy, by_total) in enumerate(sorted(best.items())):
         totals = sorted(by_total)
         values = [by_total[total].goodput for total in totals]

@@ -7,7 +7,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 
 from evaluation import plots
 from evaluation.rows import Row
-from evaluation.tables import COLUMNS, cells_of, contests, means_by_load
+from evaluation.tables import COLUMNS, best_splits, cells_of, contests, means_by_load
 
 LOST_BELOW = -0.005
 
@@ -36,6 +36,7 @@ def write_report(experiment: str, rows: Sequence[Row], folder: Path) -> None:
         "findings": lines,
         "means": means,
         "contests": compared,
+        "splits": split_table(rows) if experiment == "frontier" else [],
         "images": [image.name for image in images],
         "rows": [COLUMNS, *(cells_of(row) for row in rows)],
     }
@@ -101,6 +102,23 @@ def means_table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         for policy in ranked
     ]
     return [("policy", *(f"load {load:g}" for load in loads)), *body]
+
+
+def split_table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Return goodput, split and P99 TTFT by number of engines (rows) and policy (columns)."""
+    best = best_splits(rows)
+    policies = list(dict.fromkeys(policy for by_policy in best.values() for policy in by_policy))
+    body = []
+    for total, by_policy in best.items():
+        cells = []
+        for policy in policies:
+            row = by_policy.get(policy)
+            tail = "-" if row is None or row.ttft_p99_seconds is None else row.ttft_p99_seconds
+            cells.append(
+                "-" if row is None else f"{row.goodput:.3f} ({row.prefill}P{row.decode}D, {tail} s)"
+            )
+        body.append((str(total), *cells))
+    return [("engines", *policies), *body]
 
 
 def contest_table(rows: Sequence[Row]) -> list[tuple[str, ...]]:

@@ -126,6 +126,19 @@ def contests(rows: Sequence[Row]) -> list[Contest]:
     return found
 
 
+def best_splits(rows: Sequence[Row]) -> dict[int, dict[str, Row]]:
+    """Return, by number of engines and policy, the row of the best split, at the lowest load."""
+    load = min(row.load for row in rows)
+    best: dict[int, dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        if row.load == load:
+            by_policy = best[row.prefill + row.decode]
+            known = by_policy.get(row.policy)
+            if known is None or row.goodput > known.goodput:
+                by_policy[row.policy] = row
+    return dict(sorted(best.items()))
+
+
 def means_by_load(rows: Sequence[Row]) -> dict[float, dict[str, float]]:
     """Return the mean goodput over cells, by load and policy."""
     sums: dict[float, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
