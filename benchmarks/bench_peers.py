@@ -4,7 +4,7 @@
 2 prefill and 4 decode engines (`mock_engine.py`, one process). CPU time is the router process's own, user and system,
 kernel TCP included; "agents" are Steelyard's own processes beside the engines, which the others do not have.
 
-Routers: direct (no router: the load on a decode engine), steelyard, steelyard-coalesced (tokens may wait 20 ms in the agent to
+Routers: direct (no router: the load on a decode engine), steelyard, steelyard-coalesced (tokens may wait 100 ms in the agent to
 travel together), vllm-router and smg, which are installed into environments of their own under .run/peers.
 """
 
@@ -324,7 +324,7 @@ def _peer_arguments(*more: str) -> list[str]:
 ROUTERS: dict[str, Callable[[], Any]] = {
     "direct": direct,
     "steelyard": lambda: steelyard(0.0),
-    "steelyard-coalesced": lambda: steelyard(0.02),
+    "steelyard-coalesced": lambda: steelyard(0.1),
     "vllm-router": lambda: peer(
         "vllm-router", ["vllm-router", *_peer_arguments("--vllm-pd-disaggregation")]
     ),

@@ -99,7 +99,7 @@ def _guidellm(site: Site) -> tuple[list[str], Callable[[], Seen]]:
 
 
 def _aiperf(site: Site) -> tuple[list[str], Callable[[], Seen]]:
-    folder = site.output / "aiperf"
+    folder = site.output / "aiperf-report"
     command = [
         str(RUN / "aiperf/bin/aiperf"), "profile", "--model", MODEL, "--url", site.url,
         "--endpoint-type", "completions", "--streaming", "--tokenizer", str(site.tokenizer),
@@ -126,7 +126,7 @@ def _aiperf(site: Site) -> tuple[list[str], Callable[[], Seen]]:
 
 
 def _inference_perf(site: Site) -> tuple[list[str], Callable[[], Seen]]:
-    folder = site.output / "inference-perf"
+    folder = site.output / "inference-perf-report"
     shutil.rmtree(folder, ignore_errors=True)
     config = {
         "api": {"type": "completion", "streaming": True},
@@ -195,7 +195,7 @@ def install(tool: str) -> None:
         return
     uv = Path(sys.executable).with_name("uv")
     # inference-perf needs a newer Python than ours.
-    python = "3.12" if tool == "inference-perf" else sys.executable
+    python = shutil.which("python3.12") or "3.12" if tool == "inference-perf" else sys.executable
     subprocess.run([uv, "venv", "-q", "--clear", "--python", python, folder], check=True)
     subprocess.run(
         [uv, "pip", "install", "-q", "--python", folder / "bin/python", tool], check=True

@@ -223,6 +223,8 @@ async def _stream(
         # The status is out; the stream says what broke it, as vLLM does, and ends.
         exchange.finish(sse(error_object(fault_of(error, "prompt"))) + DONE)
         return
+    if not exchange.started:
+        raise HttpFault(500, "the engine sent nothing")
     exchange.finish((renderer.last_event(usage) if include_usage else b"") + DONE)
 
 

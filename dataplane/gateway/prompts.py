@@ -21,6 +21,7 @@ class ServedModel:
     def __init__(self, driver: PoolDriver, texts: ModelTexts) -> None:
         self._driver = driver
         self._texts = texts
+        self._limits: ModelLimits | None = None
 
     @property
     def name(self) -> str:
@@ -35,7 +36,9 @@ class ServedModel:
     @property
     def limits(self) -> ModelLimits:
         """What holds for each of its instances."""
-        return limits_of(self._driver.pool.roster)
+        if self._limits is None:
+            self._limits = limits_of(self._driver.pool.roster)
+        return self._limits
 
     async def text(self) -> ModelText:
         """Return its tokenizer, fetched from an agent at first use.

@@ -30,7 +30,7 @@ class Job:
     message: router_pb2.GenerateRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Progress:
     """Something new of one job."""
 
@@ -76,21 +76,15 @@ class Runner:
         self._front = front
         self._clock = clock
 
-    async def run(
-        self, jobs: Sequence[Job], asker: Asker, arrived_at: float
-    ) -> AsyncGenerator[Progress]:
-        """Yield what engines send, of several jobs as it comes.
+    def run(self, jobs: Sequence[Job], asker: Asker, arrived_at: float) -> AsyncGenerator[Progress]:
+        """Yield what engines send, of several jobs as it comes; close it in every case.
 
         Raises:
             SteelyardError: A job cannot be served, or not to its end; the others are ended.
         """
         if len(jobs) == 1:
-            stream = self._one(jobs[0], asker, arrived_at)
-        else:
-            stream = self._many(jobs, asker, arrived_at)
-        async with aclosing(stream) as progress:
-            async for one in progress:
-                yield one
+            return self._one(jobs[0], asker, arrived_at)
+        return self._many(jobs, asker, arrived_at)
 
     async def _one(self, job: Job, asker: Asker, arrived_at: float) -> AsyncGenerator[Progress]:
         served = await self._front.open(
