@@ -7,13 +7,25 @@ from dataplane.core.predictor import LengthEstimate
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Latency targets in seconds; infinity where nothing is aimed for."""
+    """Latency targets in seconds; infinity where nothing is aimed for.
+
+    Attributes:
+        ttft_seconds: To the first token.
+        tpot_seconds: Per token after it.
+        ttft_seconds_per_prompt_token: Added to the first for each prompt token, >= 0.
+    """
 
     ttft_seconds: float
     tpot_seconds: float
+    ttft_seconds_per_prompt_token: float = 0.0
+
+    def for_prompt(self, prompt_tokens: int) -> "Targets":
+        """Return the targets that hold for a prompt of that length."""
+        growth = self.ttft_seconds_per_prompt_token * prompt_tokens
+        return Targets(self.ttft_seconds + growth, self.tpot_seconds)
 
     def tightened(self, other: "Targets") -> "Targets":
-        """Return the lower of both, target by target."""
+        """Return the lower of both, target by target; of targets that hold for one prompt."""
         return Targets(
             min(self.ttft_seconds, other.ttft_seconds), min(self.tpot_seconds, other.tpot_seconds)
         )
