@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+_SAME_STEP, _OWN_STEP = 0.25, 0.75
+"""Shares of the shortest step: completions closer than the first ended one step, later than the
+second each its own; what lies between tells nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
@@ -129,8 +133,8 @@ def split_into_steps(
     """Tell from completion times which prompts, sent at once, shared a step.
 
     No step is shorter than a prompt alone at its shortest, but for what a call costs: completions
-    within three quarters of that after a step's first one ended the same step. Of the first step
-    the whole time counts, of later ones the gap.
+    much closer than that ended the same step. Of the first step the whole time counts, of later
+    ones the gap.
 
     Args:
         prompt_tokens: Length of each prompt; together they fit into one step.
@@ -138,20 +142,24 @@ def split_into_steps(
         shortest_step_seconds: Shortest time seen for any prompt alone on this engine.
 
     Returns:
-        (what ran in the step, its seconds) in order of time.
+        (what ran in the step, its seconds) in order of time; nothing where completions are smeared,
+        so that steps cannot be told apart.
     """
     order = np.argsort(np.asarray(seconds), kind="stable")
     groups: list[list[int]] = []
-    first = -np.inf
+    last = -np.inf
     for index in order:
-        if not groups or seconds[index] - first > 0.75 * shortest_step_seconds:
+        if not groups or seconds[index] - last > _SAME_STEP * shortest_step_seconds:
             groups.append([])
-            first = seconds[index]
         groups[-1].append(int(index))
+        last = seconds[index]
     steps: list[tuple[StepShape, float]] = []
     before = 0.0
     for group in groups:
-        end = max(seconds[index] for index in group)
+        begin, end = min(seconds[i] for i in group), max(seconds[i] for i in group)
+        smeared = end - begin > _SAME_STEP * shortest_step_seconds
+        if smeared or end - before < _OWN_STEP * shortest_step_seconds:
+            return []
         steps.append((together([prompt_tokens[index] for index in group]), end - before))
         before = end
     return steps

@@ -1,10 +1,12 @@
 """The order of a sweep: grid, refinement, held-out points, always within the time that is left."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Generic, Protocol, TypeVar
+
+import numpy as np
 
 from calibrator.design import (
     DecodePoint,
@@ -33,9 +35,10 @@ _HELDOUT_FROM = 0.8
 _GRID_UNTIL = 0.5
 """Share of a sweep's time in which the grid must be done."""
 _COSTLIEST_SHARE = 0.1
-"""No point may cost more than this share of a sweep's time."""
+"""No point may cost more than this share of a sweep's time, or twice the cheapest."""
 _HELDOUT_POINTS = 40
 _BATCH = 12
+_MOST_VOID = 2
 _PROBE_OVERHEAD_SECONDS = 0.004
 """What a probe takes beside its steps; keeps the design from living on the shortest points."""
 _PACE_WEIGHT = 0.2
@@ -167,10 +170,12 @@ class Planner(Generic[PointT]):
         self._sweep_seconds = sweep_seconds
         self._workers = workers
         self._pace = 1.0
+        self._grid = side.grid(fine=False)
         self._queue: deque[PointT] = deque()
         self._measured: list[PointT] = []
+        self._void: Counter[PointT] = Counter()
         self._heldout = 0
-        self._grid_done = False
+        self._grid_begun = self._grid_done = False
         self._precise = False
 
     def __repr__(self) -> str:
@@ -196,19 +201,18 @@ class Planner(Generic[PointT]):
             return None
         spent_share = spent_seconds / self._sweep_seconds
         fitting = spent_share < _HELDOUT_FROM and not (self._precise and self._grid_done)
-        while fitting:
-            if not self._queue:
-                self._refill()
-            if not self._queue:
-                break
-            if not self._grid_done and spent_share > _GRID_UNTIL:
-                self._queue.clear()
-                continue
-            point = self._queue.popleft()
-            seconds = self._predicted_seconds(point)
-            if seconds <= left_seconds:
-                self._measured.append(point)
-                return Task(point, held_out=False, predicted_seconds=seconds)
+        if fitting and not self._grid_done and spent_share > _GRID_UNTIL:
+            self._queue.clear()
+        # Two refills at most: the grid, then what tells most. Where nothing of it fits into the
+        # time that is left, the sweep is over.
+        for _ in range(3 if fitting else 0):
+            while self._queue:
+                point = self._queue.popleft()
+                seconds = self._predicted_seconds(point)
+                if seconds <= left_seconds:
+                    self._measured.append(point)
+                    return Task(point, held_out=False, predicted_seconds=seconds)
+            self._refill()
         return self._next_heldout(left_seconds)
 
     def put_back(self, task: Task[PointT]) -> None:
@@ -219,8 +223,15 @@ class Planner(Generic[PointT]):
             self._measured.remove(task.point)
             self._queue.appendleft(task.point)
 
-    def took(self, task: Task[PointT], seconds: float) -> None:
-        """Tell how long a probe really took, everything included."""
+    def took(self, task: Task[PointT], seconds: float, *, told: bool = True) -> None:
+        """Tell how long a probe really took, everything included, and whether it told anything.
+
+        A point that told nothing does not count as measured, and is not measured again once it has
+        happened repeatedly.
+        """
+        if not told and not task.held_out:
+            self._measured.remove(task.point)
+            self._void[task.point] += 1
         ratio = min(max(seconds / task.predicted_seconds, 0.1), 10.0)
         self._pace *= ratio**_PACE_WEIGHT
 
@@ -239,19 +250,25 @@ class Planner(Generic[PointT]):
 
     @property
     def _costliest_seconds(self) -> float:
-        return _COSTLIEST_SHARE * self._sweep_seconds
+        cheapest = min((self._predicted_seconds(p) for p in self._grid), default=0.0)
+        return max(_COSTLIEST_SHARE * self._sweep_seconds, 2 * cheapest)
 
     def _predicted_seconds(self, point: PointT) -> float:
         steps = self._side.cost_seconds(self._constants, point)
         return (steps + _PROBE_OVERHEAD_SECONDS) * self._pace
 
     def _affordable(self, points: Sequence[PointT]) -> list[PointT]:
-        return [p for p in points if self._predicted_seconds(p) <= self._costliest_seconds]
+        return [
+            p
+            for p in points
+            if self._predicted_seconds(p) <= self._costliest_seconds and self._void[p] < _MOST_VOID
+        ]
 
     def _refill(self) -> None:
         """Queue the grid first, then batches of the points that tell most a second."""
-        if not self._measured:
-            points = self._affordable(self._side.grid(fine=False))
+        if not self._grid_begun:
+            self._grid_begun = True
+            points = self._affordable(self._grid)
             self._rng.shuffle(points)
             self._queue.extend(points)
             return
@@ -260,7 +277,11 @@ class Planner(Generic[PointT]):
         if not candidates:
             return
         rows = self._side.rows(self._constants, candidates)
-        done = self._side.rows(self._constants, self._measured)
+        done = (
+            self._side.rows(self._constants, self._measured)
+            if self._measured
+            else np.zeros((0, rows.shape[1]))
+        )
         costs = [self._predicted_seconds(point) for point in candidates]
         count = max(_BATCH, 2 * self._workers)
         batch = [candidates[index] for index in choose(done, rows, costs, count)]

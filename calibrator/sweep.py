@@ -231,12 +231,12 @@ class ProfileSweep:
                     return
                 before = clock.monotonic()
                 try:
-                    await side.measure(worker, task)
+                    told = await side.measure(worker, task)
                 except ProbeFailed as error:
                     side.planner.put_back(task)
                     self.lost[error.instance_id] = error.message
                     return
-                side.planner.took(task, clock.monotonic() - before)
+                side.planner.took(task, clock.monotonic() - before, told=told)
             await self._learn(side)
 
     def _is_lost(self, worker: Worker) -> bool:
@@ -255,8 +255,12 @@ class ProfileSweep:
             part = self.found.parts.get(side.name)
             side.planner.learn(self.found.constants, precise=is_precise(part))
 
-    async def _measure_prefill(self, worker: Worker, task: Task[PrefillPoint]) -> None:
-        """Run one prefill probe; prompts at once are told apart by when they were done."""
+    async def _measure_prefill(self, worker: Worker, task: Task[PrefillPoint]) -> bool:
+        """Run one prefill probe; prompts at once are told apart by when they were done.
+
+        Returns:
+            Whether it told anything, as with the other probes.
+        """
         (instrument,) = worker
         name, lengths = instrument.target.instance_id, task.point.prompt_tokens
         seconds = await instrument.probe_prefill(lengths, self._seed(), self._timeout(task))
@@ -267,15 +271,16 @@ class ProfileSweep:
             steps = split_into_steps(lengths, seconds, self._shortest[name])
             seen = [((shape,), duration) for shape, duration in steps]
         else:
-            return
+            return True
         self.seen.prefill += [
             PrefillObservation(
                 instance_id=name, steps=steps, seconds=duration, held_out=task.held_out
             )
             for steps, duration in seen
         ]
+        return bool(seen)
 
-    async def _measure_decode(self, worker: Worker, task: Task[DecodePoint]) -> None:
+    async def _measure_decode(self, worker: Worker, task: Task[DecodePoint]) -> bool:
         """Run one decode probe."""
         (instrument,) = worker
         steps = await instrument.probe_decode(task.point, self._seed(), self._timeout(task))
@@ -283,8 +288,9 @@ class ProfileSweep:
         observation = steady_middle(name, steps, task.point.sequences, held_out=task.held_out)
         if observation is not None:
             self.seen.decode.append(observation)
+        return observation is not None
 
-    async def _measure_handoff(self, worker: Worker, task: Task[int]) -> None:
+    async def _measure_handoff(self, worker: Worker, task: Task[int]) -> bool:
         """Prefill on one side, pull on the other; whatever happens, the KV is freed."""
         first, second = worker
         tokens, timeout_seconds = task.point, self._timeout(task)
@@ -306,6 +312,7 @@ class ProfileSweep:
                 held_out=task.held_out,
             )
         )
+        return True
 
     def _timeout(self, task: Task[PointT]) -> float:
         """Return when a probe is given up: generous, but never far beyond the budget."""
@@ -323,7 +330,7 @@ class _Side(Generic[PointT]):
 
     name: str
     planner: Planner[PointT]
-    measure: Callable[[Worker, Task[PointT]], Awaitable[None]]
+    measure: Callable[[Worker, Task[PointT]], Awaitable[bool]]
 
 
 def is_precise(part: PartFit | None) -> bool:

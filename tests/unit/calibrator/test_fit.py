@@ -247,6 +247,12 @@ def test_prompts_that_finish_together_shared_a_step():
     assert steps[1][0] == together([200, 300])
 
 
+def test_smeared_completions_tell_nothing():
+    """Where answers trickle in, or two steps would be closer than a step can be, nothing is said."""
+    assert split_into_steps([100] * 4, [0.013, 0.016, 0.019, 0.022], 0.0125) == []
+    assert split_into_steps([100] * 2, [0.013, 0.018], 0.0125) == []
+
+
 def test_only_steps_of_the_whole_steady_batch_count():
     """Steps at which others joined, or with fewer sequences, are dropped; stalls do not weigh."""
     steps = [StepSeen(0.2, 3, 30, unsteady=True), StepSeen(0.1, 4, 40, unsteady=True)]
