@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from evaluation.experiments.base import FAIRNESS_ORDER
 from evaluation.rows import Row
-from evaluation.tables import OURS, best_splits, contests, means_by_load
+from evaluation.tables import OURS, best_splits, contests, means_by_load, place_name
 
 OUR_COLOUR = "#c44e52"
 POLICY_COLOURS = {
@@ -180,7 +180,7 @@ def gains(rows: Sequence[Row], path: Path) -> Path:
         difference = contest.difference
         axes.plot([difference.low, difference.high], [place, place], color=OUR_COLOUR, linewidth=1)
         axes.plot([difference.mean], [place], marker="o", markersize=3, color=OUR_COLOUR)
-    names = [f"{c.ours.workload} {c.ours.prefill}P{c.ours.decode}D x{c.ours.load:g}" for c in found]
+    names = [place_name(contest.ours) for contest in found]
     axes.axvline(0.0, color="black", linewidth=1)
     axes.set_yticks(range(len(names)), names, fontsize=6)
     axes.set_xlabel("goodput over the best other policy of the cell (95 % bootstrap interval)")

@@ -7,7 +7,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 
 from evaluation import plots
 from evaluation.rows import Row
-from evaluation.tables import COLUMNS, best_splits, cells_of, contests, means_by_load
+from evaluation.tables import COLUMNS, best_splits, cells_of, contests, means_by_load, place_name
 
 LOST_BELOW = -0.005
 
@@ -68,8 +68,7 @@ def findings(rows: Sequence[Row]) -> list[str]:
         lines.append(
             f"late_binding is below the best other policy by more than {-LOST_BELOW} in "
             f"{len(lost)} of {len(found)} cells; its worst difference is "
-            f"{worst.difference.mean:+.4f} (against {worst.best.policy}, {worst.ours.workload} "
-            f"{worst.ours.prefill}P{worst.ours.decode}D at {worst.ours.load:g} times saturation)."
+            f"{worst.difference.mean:+.4f} (against {worst.best.policy} in {place_name(worst.ours)})."
         )
     invalid = [row for row in rows if not row.valid]
     lines.append(
@@ -129,8 +128,7 @@ def contest_table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         return []
     body = [
         (
-            f"{c.ours.workload} {c.ours.prefill}P{c.ours.decode}D x{c.ours.load:g}"
-            + (f" {c.ours.policy.partition('(')[2].rstrip(')')}" if "(" in c.ours.policy else ""),
+            place_name(c.ours),
             f"{c.ours.goodput:.4f}",
             c.best.policy,
             f"{c.best.goodput:.4f}",

@@ -110,6 +110,15 @@ class Contest:
     difference: Difference
 
 
+def place_name(row: Row) -> str:
+    """Return what a row's cell is called: workload, pool, load and what differs from the default."""
+    overrides = "".join(f" {name} {value:g}" for name, value in row.overrides.items())
+    variant = row.policy.partition("(")[2].rstrip(")")
+    return f"{row.workload} {row.prefill}P{row.decode}D x{row.load:g}{overrides}" + (
+        f" {variant}" if variant else ""
+    )
+
+
 def contests(rows: Sequence[Row]) -> list[Contest]:
     """Return, cell by cell, our policy against the best of the others."""
     groups: dict[tuple[object, ...], list[Row]] = defaultdict(list)
