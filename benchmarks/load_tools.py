@@ -18,7 +18,6 @@ from typing import Any
 
 from dataplane.agent.byte_tokenizer import byte_tokenizer, byte_tokenizer_config
 from localcluster.cluster import LocalCluster
-from localcluster.ports import free_port
 from localcluster.spec import ClusterSpec, Pools
 
 RUN = Path(".run/tools").resolve()
@@ -218,20 +217,20 @@ async def run(tools: list[str]) -> None:
     (tokenizer / "config.json").write_text('{"model_type": "llama", "vocab_size": 262}')
     journal = RUN / "journal.jsonl"
     journal.unlink(missing_ok=True)
-    address = f"127.0.0.1:{free_port()}"
     spec = ClusterSpec(
         engine="emulated",
         pools=Pools(1, 2),
         directory=RUN,
         log_level="WARNING",
         agent_settings={"model": MODEL, "max_model_tokens": 4096},
-        router_settings={"gateway_listen": address, "journal_path": str(journal)},
+        router_settings={"journal_path": str(journal)},
     )
     print(
         "| tool | requests, failed | TTFT ms: tool, journal | TPOT ms: tool, journal "
         "| good share: tool, journal |\n|--|--|--|--|--|"
     )
-    async with LocalCluster(spec):
+    async with LocalCluster(spec) as cluster:
+        address = cluster.addresses.gateways[0]
         for tool in tools:
             install(tool)
             before = len(journal_rows(journal))

@@ -98,6 +98,7 @@ def where_to_look(addresses: Addresses) -> str:
     return "\n".join(
         [
             f"  router        {', '.join(addresses.routers)} (gRPC)",
+            f"  OpenAI API    {', '.join(f'http://{a}/v1' for a in addresses.gateways)}",
             f"  control plane {', '.join(addresses.control)} (gRPC)",
             f"  page          http://{addresses.control_http[0]}/",
             f"  state         {cli} hgetall steelyard:instance:decode-0",

@@ -35,6 +35,7 @@ class Addresses:
     control_http: list[str] = field(default_factory=list)
     routers: list[str] = field(default_factory=list)
     routers_http: list[str] = field(default_factory=list)
+    gateways: list[str] = field(default_factory=list)
     agents: dict[str, str] = field(default_factory=dict)
     solo_url: str = ""
 
@@ -48,6 +49,7 @@ def addresses_at(port_base: int) -> Addresses:
         control_http=[f"127.0.0.1:{ports.number('control_http')}"],
         routers=[f"127.0.0.1:{ports.number('router')}"],
         routers_http=[f"127.0.0.1:{ports.number('router_http')}"],
+        gateways=[f"127.0.0.1:{ports.number('gateway')}"],
     )
 
 
@@ -183,10 +185,16 @@ class LocalCluster:
             if known
             else f"127.0.0.1:{self._ports.of('router_http', index)}"
         )
+        gateway = (
+            self.addresses.gateways[index]
+            if known
+            else f"127.0.0.1:{self._ports.of('gateway', index)}"
+        )
         settings = {
             "router_id": f"router-{index}",
             "listen": address,
             "http_listen": http,
+            "gateway_listen": gateway,
             "redis_url": self.addresses.redis_url,
             "control_planes": self.addresses.control,
             "log_level": self.spec.log_level,
@@ -197,6 +205,7 @@ class LocalCluster:
         if not known:
             self.addresses.routers.append(address)
             self.addresses.routers_http.append(http)
+            self.addresses.gateways.append(gateway)
 
     async def wait_ready(self, count: int, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
         """Wait until the control plane counts that many READY instances.

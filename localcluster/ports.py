@@ -42,6 +42,7 @@ class Ports:
 _OFFSETS = {
     "router": 0,
     "router_http": 1,
+    "gateway": 10,
     "control": 20,
     "control_http": 21,
     "redis": 40,

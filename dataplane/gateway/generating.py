@@ -22,7 +22,12 @@ from dataplane.gateway.prompts import (
 )
 from dataplane.gateway.rendering import DONE, Renderer, Shape, sse
 from dataplane.gateway.running import Job, Progress, Runner, UsageTotals, jobs_of
-from dataplane.gateway.sampling import check_stream_options, choices_of, sampling_params
+from dataplane.gateway.sampling import (
+    check_generations,
+    check_stream_options,
+    choices_of,
+    sampling_params,
+)
 from servicekit.clock import Clock
 from servicekit.errors import SteelyardError
 
@@ -79,6 +84,7 @@ class Generating:
             add_special_tokens=body.add_special_tokens is not False,
             truncate_to=body.truncate_prompt_tokens,
         )
+        check_generations(len(prompts), choices)
         wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         limits = model.limits
         most = [fitting_max_tokens(wanted, len(p), limits, field="max_tokens") for p in prompts]

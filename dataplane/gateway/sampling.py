@@ -13,6 +13,8 @@ from dataplane.gateway.errors import refused
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 4
 MAX_CHOICES = 128
+MAX_GENERATIONS = 1024
+"""Of one HTTP request: its prompts times its choices."""
 _FIELDS = (
     # name, least, most, least itself is allowed
     ("temperature", 0.0, 2.0, True),
@@ -68,6 +70,20 @@ def choices_of(body: SamplingBody) -> int:
     if count > 1 and body.temperature is not None and body.temperature < 1e-5:
         raise refused("n", f"must be 1 when using greedy sampling, got {count}")
     return count
+
+
+def check_generations(prompts: int, choices: int) -> None:
+    """Refuse a request that would run too many at once.
+
+    Raises:
+        HttpFault: It names `n`.
+    """
+    if prompts * choices > MAX_GENERATIONS:
+        raise refused(
+            "n",
+            f"makes {prompts * choices} generations of {prompts} prompts; "
+            f"at most {MAX_GENERATIONS} run in one request",
+        )
 
 
 def stop_strings(body: SamplingBody) -> Sequence[str]:

@@ -17,7 +17,6 @@ import pytest
 import pytest_asyncio
 
 from localcluster.cluster import LocalCluster
-from localcluster.ports import free_port
 from localcluster.spec import ClusterSpec, Pools
 from tests.support.waiting import eventually
 
@@ -66,7 +65,6 @@ class Site:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="site")
 async def _site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator["Site"]:
     """1 prefill and 2 decode engines behind a router with a gateway, and one that stands alone."""
-    gateway = free_port()
     spec = ClusterSpec(
         engine="vllm",
         pools=Pools(1, 2),
@@ -75,13 +73,12 @@ async def _site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator["Site
         log_level="WARNING",
         agent_settings={"vllm_metrics_seconds": 0.2},
         router_settings={
-            "gateway_listen": f"127.0.0.1:{gateway}",
             "journal_path": str(tmp_path_factory.mktemp("journal") / "journal.jsonl"),
         },
         vllm_flags=("--served-model-name", MODEL, "--max-model-len", "2048"),
     )
     async with LocalCluster(spec) as cluster:
-        yield Site(cluster, f"http://127.0.0.1:{gateway}")
+        yield Site(cluster, f"http://{cluster.addresses.gateways[0]}")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", name="pair")

@@ -357,6 +357,7 @@ BAD = [
     (COMPLETIONS, {"n": 0}, "n", 400),
     (COMPLETIONS, {"n": 2}, "n", 400),
     (COMPLETIONS, {"n": 500, "temperature": 1}, "n", 400),
+    (COMPLETIONS, {"n": 100, "temperature": 1, "prompt": ["a"] * 50}, "n", 400),
     (COMPLETIONS, {"logprobs": 30}, "logprobs", 400),
     (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo", 400),
     (COMPLETIONS, {"suffix": "x"}, "suffix", 400),
