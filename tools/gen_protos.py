@@ -5,6 +5,7 @@ generated file is missing, stale or left over.
 """
 
 import filecmp
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -48,6 +49,8 @@ def stale(fresh: Path) -> list[str]:
 
 def main() -> None:
     """Run the command line."""
+    # protoc looks for its plugins on the path; they are beside the Python that runs this.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     if sys.argv[1:] == ["--check"]:
         with tempfile.TemporaryDirectory() as folder:
             generate(Path(folder))
