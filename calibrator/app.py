@@ -223,13 +223,19 @@ def calibrate(
         force=force,
         slo=slo,
     )
+    sys.exit(_report(options))
+
+
+def _report(options: Options) -> int:
+    """Run a calibration, say what came of it, and return the exit code."""
     console = Console(stderr=True)
     try:
         result = asyncio.run(run(options, console))
     except CalibrationError as error:
         console.print(f"steelyard: {error}", markup=False, soft_wrap=True)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except asyncio.CancelledError:
         console.print("steelyard: interrupted; nothing was published", markup=False)
-        sys.exit(_INTERRUPTED)
+        return _INTERRUPTED
     console.print(result.message, markup=False, soft_wrap=True)
+    return 0

@@ -84,16 +84,10 @@ class ControlPlane:
             timing=settings.timing(),
             stopping=stopping,
         )
+        add = control_pb2_grpc.add_ControlServiceServicer_to_server
         self.server = RpcServer(
             settings.server_options(),
-            services=[
-                ServiceBinding.of(
-                    control_pb2,
-                    "ControlService",
-                    control_pb2_grpc.add_ControlServiceServicer_to_server,
-                    service,
-                )
-            ],
+            services=[ServiceBinding.of(control_pb2, "ControlService", add, service)],
             registry=registry,
             clock=clock,
             routes=page_routes(self.feed, self._store, self.replica_id),

@@ -64,7 +64,6 @@ class ControlMetrics:
             ("profile",),
             registry=registry,
         )
-
         self.drift_ratio = Gauge(
             "steelyard_drift_ratio",
             "Observed over predicted time of an instance that left the pace of its constants.",

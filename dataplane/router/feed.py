@@ -12,6 +12,7 @@ from servicekit.clock import Clock
 from servicekit.redis_client import REDIS_ERRORS
 from servicekit.redis_keys import SNAPSHOT, SNAPSHOTS_CHANNEL
 
+_SILENCE_SECONDS = 2.0
 OnState = Callable[[ClusterState], None]
 
 
@@ -65,9 +66,13 @@ class SnapshotFeed:
             blob = await self._client.get(SNAPSHOT)
             if isinstance(blob, bytes):
                 self._take(blob)
-            while True:
+            heard_at = self._clock.monotonic()
+            # A connection whose other end vanished says nothing, as a quiet channel does: after a
+            # while of silence the channel is subscribed to anew.
+            while self._clock.monotonic() - heard_at < _SILENCE_SECONDS:
                 message = await channel.get_message(timeout=self._stale_after_seconds / 4)
                 if message is not None:
+                    heard_at = self._clock.monotonic()
                     self._take(message["data"])
                 self._check_age()
                 # Redis may be fast enough never to make us wait: others must run too.
