@@ -78,7 +78,10 @@ class Models:
 
         Raises:
             SteelyardError: No pool serves it.
+            HttpFault: There is no pool at all, so whether the name is wrong cannot be said yet.
         """
+        if next(iter(self._fleet), None) is None:
+            raise HttpFault(503, "no model can be served now", retry_after_seconds=1.0)
         return ServedModel(self._fleet.driver(name or ""), self._texts)
 
     def all(self) -> list[ServedModel]:

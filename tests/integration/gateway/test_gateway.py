@@ -7,6 +7,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from dataplane.router.app import RouterApp
+from dataplane.router.settings import RouterSettings
 from tests.support.gateway_cluster import GatewayCluster, gateway_cluster
 from tests.support.waiting import eventually
 
@@ -308,6 +310,20 @@ async def test_nothing_there_is_503_with_a_time_to_wait(redis_url):
         assert int(headers["retry-after"]) >= 1
         async with cluster.http.get("/health") as response:
             assert response.status == 503
+
+
+@pytest.mark.asyncio
+async def test_before_anything_is_known_any_model_is_503(redis_url):
+    """A router that has not seen the cluster yet does not say that a model is unknown."""
+    settings = RouterSettings.load(redis_url=redis_url, gateway_listen="127.0.0.1:0")
+    async with RouterApp(settings) as router, aiohttp.ClientSession() as http:
+        url = f"http://{router.gateway.server.address}"
+        for body in (completion(), completion(model="other"), {"prompt": "hi"}):
+            async with http.post(url + COMPLETIONS, json=body) as response:
+                assert response.status == 503
+                assert response.headers["retry-after"] == "1"
+        async with http.get(url + "/v1/models") as response:
+            assert (await response.json())["data"] == []
 
 
 @pytest.mark.asyncio
