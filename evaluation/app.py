@@ -14,7 +14,7 @@ from dataplane.core.schedulers import SCHEDULERS
 from evaluation.backend import Backend
 from evaluation.emulated import EmulatedBackend
 from evaluation.errors import EvaluationError, UnknownBackendError
-from evaluation.experiments.base import Context, SaturationRate, parse_variant
+from evaluation.experiments.base import WORKLOADS, Context, SaturationRate, parse_variant
 from evaluation.experiments.registry import find_experiment
 from evaluation.report import write_report
 from evaluation.rows import Row
@@ -52,6 +52,7 @@ def run(
     backend: str = "sim",
     jobs: int = 1,
     seconds: float = 90.0,
+    workloads: Sequence[str] = (),
     quick: bool = False,
     results: Path | None = None,
     cache: Path | None = None,
@@ -68,6 +69,7 @@ def run(
         backend: "sim", or another registered one.
         jobs: Processes.
         seconds: Of arrivals a cell.
+        workloads: Of experiments that go over several; all by default.
         quick: A part of the cells.
         results: JSONL of finished seeds; what is in there is not run again.
         cache: JSON file of saturation rates.
@@ -83,6 +85,7 @@ def run(
         variants=[parse_variant(text) for text in policies or SCHEDULERS],
         saturation=saturation or Saturation(cache, tell=tell),
         seconds=seconds,
+        workloads=workloads or WORKLOADS,
         quick=quick,
     )
     return run_cells(
@@ -104,6 +107,7 @@ def evaluate(
     first_seed: int = REPORTING_SEEDS_FROM,
     jobs: int = 1,
     seconds: float = 90.0,
+    workloads: str = "",
     quick: bool = False,
     json: Path | None = None,
     resume: Path | None = None,
@@ -122,6 +126,7 @@ def evaluate(
         first_seed: Seeds below 31 are for tuning.
         jobs: Processes.
         seconds: Of arrivals in a cell.
+        workloads: Comma-separated, of experiments that go over several; all by default.
         quick: A part of the cells.
         json: Rows go here, one JSON object a line.
         resume: Keeps finished seeds, which are not run again; by default beside the rows.
@@ -140,6 +145,7 @@ def evaluate(
                 backend=backend,
                 jobs=jobs,
                 seconds=seconds,
+                workloads=[name for name in workloads.split(",") if name],
                 quick=quick,
                 results=kept,
                 cache=cache,

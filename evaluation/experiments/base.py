@@ -70,12 +70,14 @@ class Context:
         variants: Policies to compare; experiments about one policy use its variants among them.
         saturation: Finds rates.
         seconds: Of arrivals a cell.
+        workloads: Of the experiments that go over several.
         quick: A part of the cells, enough to see that it runs and points the right way.
     """
 
     variants: Sequence[Variant]
     saturation: SaturationRate
     seconds: float = 90.0
+    workloads: Sequence[str] = WORKLOADS
     quick: bool = False
 
     def cell(

@@ -1,7 +1,7 @@
 """Where late binding has to show that it loses nowhere."""
 
 from evaluation.cells import Cell, Conditions, Pool
-from evaluation.experiments.base import FAIRNESS_ORDER, WORKLOADS, Context, Variant
+from evaluation.experiments.base import FAIRNESS_ORDER, Context, Variant
 
 GRID_POOLS = ((1, 2), (2, 2), (2, 3), (2, 4), (2, 6), (3, 5))
 GRID_LOADS = (0.7, 1.0, 1.3)
@@ -10,7 +10,7 @@ GRID_LOADS = (0.7, 1.0, 1.3)
 def grid(context: Context) -> list[Cell]:
     """Four workloads on six pools at .7, 1 and 1.3 times saturation."""
     pools = GRID_POOLS[::3] if context.quick else GRID_POOLS
-    workloads = ("mixed", "chat") if context.quick else WORKLOADS
+    workloads = ("mixed", "chat") if context.quick else context.workloads
     cells = []
     for workload in workloads:
         for prefill, decode in pools:
@@ -57,7 +57,7 @@ def fairness(context: Context) -> list[Cell]:
     cells = []
     modes = [Variant(f"late_binding {f}", "late_binding", {"fairness": f}) for f in FAIRNESS_ORDER]
     modes += context.only("least_loaded")
-    for workload in ("mixed",) if context.quick else WORKLOADS:
+    for workload in ("mixed",) if context.quick else context.workloads:
         base = context.saturation.rate(workload, Pool())
         for factor in (1.3,) if context.quick else (1.0, 1.3, 1.6):
             cells += [
@@ -76,7 +76,7 @@ def routers(context: Context) -> list[Cell]:
         ("4 routers, dispatcher", Conditions(routers=4, dispatcher=True)),
     )
     variants = context.only("late_binding", "least_loaded")
-    for workload in ("mixed",) if context.quick else WORKLOADS:
+    for workload in ("mixed",) if context.quick else context.workloads:
         base = context.saturation.rate(workload, Pool())
         for factor in (1.0,) if context.quick else (0.7, 1.0, 1.3):
             for name, conditions in arms:
@@ -137,7 +137,7 @@ def robustness(context: Context) -> list[Cell]:
     ]
     cells = []
     for name, pool, conditions in places[::4] if context.quick else places:
-        for workload in ("mixed",) if context.quick else WORKLOADS:
+        for workload in ("mixed",) if context.quick else context.workloads:
             base = context.saturation.rate(workload, pool, conditions)
             for factor in (1.0,) if context.quick else (0.7, 1.0, 1.3):
                 cells += [

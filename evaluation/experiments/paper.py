@@ -1,7 +1,7 @@
 """The paper's tables and figures, on the simulated A40 pool."""
 
 from evaluation.cells import Cell, Conditions, Pool
-from evaluation.experiments.base import WORKLOADS, Context, Variant
+from evaluation.experiments.base import Context, Variant
 
 MIXED = "mixed"
 # 64 seats and 20,000 tokens of KV a decode engine: decode is scarce, which the paper's 60,000 were not.
@@ -52,7 +52,7 @@ def calibration(context: Context) -> list[Cell]:
 def heterogeneity(context: Context) -> list[Cell]:
     """Each kind of load alone, and engines that are not alike (told to the routers, or not)."""
     cells = []
-    for workload in WORKLOADS:
+    for workload in context.workloads:
         rate = context.saturation.rate(workload, Pool())
         cells += [
             context.cell("heterogeneity", v, workload, Pool(), rate, load=1.0)

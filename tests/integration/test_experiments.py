@@ -49,6 +49,20 @@ def test_cells_are_distinct_and_labelled(name):
     assert len(places) == len(cells)
 
 
+@pytest.mark.parametrize("name", ["grid", "robustness", "routers", "fairness", "heterogeneity"])
+def test_workloads_that_were_asked_for(name):
+    """An experiment that goes over several workloads goes over those that were asked for."""
+    context = Context(
+        variants=[Variant("round_robin", "round_robin")],
+        saturation=FixedRates(),
+        workloads=("documents", "reasoning"),
+    )
+
+    alone = {cell.workload for cell in EXPERIMENTS[name](context)} - {"mixed"}
+
+    assert alone == {"documents", "reasoning"}
+
+
 @pytest.mark.parametrize(("workload", "load"), [("mixed", 1.3), ("documents", 1.6)])
 def test_late_binding_leads_beyond_saturation(workload, load):
     """Beyond saturation late binding is far ahead of round robin and of the shortest queue."""
@@ -148,6 +162,7 @@ def test_command_writes_rows_and_report(tmp_path, capsys):
         ("table3", {}, "table2"),
         ("table2", {"backend": "dice"}, "sim"),
         ("table2", {"policies": "late_binding:gate"}, "gate"),
+        ("grid", {"workloads": "poems"}, "poems"),
     ],
 )
 def test_command_names_what_is_wrong(tmp_path, capsys, experiment, options, said):
