@@ -1,0 +1,158 @@
+"""Calibrate a cluster of its own, then compare predicted with measured TTFT on fresh requests.
+
+python -m benchmarks.bench_calibration --engine vllm --budget 150 --parallel 1 --requests 200
+python -m benchmarks.bench_calibration --engine emulated --budget 300
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from steelyard.v1 import router_pb2, router_pb2_grpc
+
+from calibrator.app import Calibration, Options
+from calibrator.campaign import Plan
+from calibrator.display import Display
+from calibrator.errors import CalibrationError
+from calibrator.publish import Rules
+from enginemodel.profiles import PROFILES
+from localcluster.cluster import LocalCluster
+from localcluster.spec import ClusterSpec, Pools
+from servicekit import redis_keys
+from servicekit.channel import open_channel
+from servicekit.clock import SystemClock
+from servicekit.redis_client import connect
+
+NOISE = {"jitter_sigma": 0.05, "stall_probability": 0.01, "stall_seconds": 0.02}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=("emulated", "vllm"), default="emulated")
+    parser.add_argument("--pools", default="2P4D")
+    parser.add_argument("--budget", type=float, default=300.0)
+    parser.add_argument("--parallel", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--gap", type=float, default=0.1, help="mean seconds between requests")
+    parser.add_argument("--longest", type=int, default=1500, help="longest fresh prompt, tokens")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("out/calibration"))
+    return parser.parse_args()
+
+
+async def fresh_requests(address: str, args: argparse.Namespace, vocab_size: int) -> None:
+    """Send requests of log-uniform prompts, Poisson in time."""
+    rng = random.Random(args.seed + 1)
+    async with open_channel(address) as channel, asyncio.TaskGroup() as group:
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        for _ in range(args.requests):
+            tokens = round(2 ** rng.uniform(3, (args.longest).bit_length() - 0.5))
+            request = router_pb2.GenerateRequest(max_tokens=16)
+            request.token_ids.ids.extend(
+                rng.randrange(10, vocab_size) for _ in range(min(tokens, args.longest))
+            )
+            request.sampling.temperature = 0.0
+            request.sampling.ignore_eos = True
+            group.create_task(drain(stub, request))
+            await asyncio.sleep(rng.expovariate(1 / args.gap))
+
+
+async def drain(
+    stub: router_pb2_grpc.RouterServiceStub, request: router_pb2.GenerateRequest
+) -> None:
+    async for _ in stub.Generate(request):
+        pass
+
+
+async def ratios(redis_url: str, count: int) -> tuple[list[float], set[str]]:
+    """Read predicted over measured TTFT of the last requests, and the versions that priced them."""
+    async with connect(redis_url) as client:
+        rows = await client.xrevrange(redis_keys.OUTCOMES, count=count)
+    found = [
+        float(row[b"predicted_ttft_seconds"]) / float(row[b"ttft_seconds"])
+        for _, row in rows
+        if row.get(b"predicted_ttft_seconds") and row.get(b"ttft_seconds")
+    ]
+    return found, {row[b"constants_version"].decode() for _, row in rows}
+
+
+def summary(values: list[float]) -> str:
+    ordered = sorted(values)
+    at = [ordered[int(share * (len(ordered) - 1))] for share in (0.1, 0.5, 0.9)]
+    errors = sorted(abs(value - 1) for value in values)
+    middle, tail = errors[len(errors) // 2], errors[int(0.9 * (len(errors) - 1))]
+    return (
+        f"n={len(values)} ratio P10 {at[0]:.2f} P50 {at[1]:.2f} P90 {at[2]:.2f}; "
+        f"|error| P50 {middle:.1%} P90 {tail:.1%}"
+    )
+
+
+async def main() -> None:
+    args = arguments()
+    settings: dict[str, object] = dict(NOISE) if args.engine == "emulated" else {}
+    spec = ClusterSpec(
+        engine=args.engine,
+        pools=Pools.parse(args.pools),
+        directory=Path(tempfile.mkdtemp()),
+        log_level="ERROR",
+        agent_settings=settings,
+    )
+    async with LocalCluster(spec) as cluster:
+        vocab_size = 262 if args.engine == "vllm" else 384
+        router = cluster.addresses.routers[0]
+        await fresh_requests(router, args, vocab_size)
+        before, _ = await ratios(cluster.addresses.redis_url, args.requests)
+        print("before calibration (reference profile):", summary(before))
+        options = Options(
+            control_plane=cluster.addresses.control[0],
+            plan=Plan(
+                budget_seconds=args.budget,
+                seed=args.seed,
+                parallel=args.parallel,
+                rules=Rules(accept_jump=True),
+            ),
+            json_path=args.out / "result.json",
+            report_directory=args.out,
+        )
+        try:
+            with Display(Console(width=200)) as display:
+                result = await Calibration(options, display, SystemClock()).run()
+            print(result.message)
+        except CalibrationError as error:
+            print(error)
+            with Display(Console(quiet=True)) as display:
+                forced = Options(
+                    control_plane=options.control_plane,
+                    plan=options.plan,
+                    json_path=args.out / "forced.json",
+                    force=True,
+                )
+                await Calibration(forced, display, SystemClock()).run()
+        await asyncio.sleep(1.0)  # a router takes a new version over within a second
+        await fresh_requests(router, args, vocab_size)
+        after, versions = await ratios(cluster.addresses.redis_url, args.requests)
+        print("after calibration:", summary(after), "priced by versions", sorted(versions))
+        show(json.loads((args.out / "result.json").read_text()))
+
+
+def show(document: dict) -> None:
+    """Print what was found against what is known, where it is."""
+    known = PROFILES.get(document.get("profile", ""))
+    print(f"{document['elapsed_seconds']:.1f} s of {document['budget_seconds']:.0f} s")
+    for name, value in document["constants"].items():
+        if not name.endswith("_stderr"):
+            error = document["constants"][f"{name}_stderr"]
+            true = f"  {value / getattr(known.constants, name) - 1:+.1%} off" if known else ""
+            print(f"{name:32} {value:.4g} ± {error / value if value else 0:.1%}{true}")
+    for part, held in document["heldout"].items():
+        print(
+            f"held out, {part}: median {held['median']:.1%}, P90 {held['p90']:.1%}, n={held['count']}"
+        )
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
