@@ -3,7 +3,7 @@
 Usage: PYTHON_WITH_VIDUR vidur_trace.py TRACE.csv OUTPUT_FOLDER
 
 The package has no profiles of models and devices: it fetches them from a hub and fits its predictor
-to them. Here steps are priced by three constants instead, which takes Vidur's predictor out of what
+to them. Here steps are priced by three constants of the simulated A40 instead, which takes Vidur's predictor out of what
 is measured; what is left is its event loop, schedulers and memory planner.
 """
 
@@ -27,9 +27,9 @@ from vidur.execution_time_predictor.execution_time_predictor_registry import (
 from vidur.simulator import Simulator
 from vidur.types import ExecutionTimePredictorType
 
-STEP_SECONDS = 0.0095
-SECONDS_PER_TOKEN = 7.2e-5
-SECONDS_PER_KV_TOKEN = 1.6e-7
+STEP_SECONDS = 11.8e-3
+SECONDS_PER_TOKEN = 5.54e-5
+SECONDS_PER_KV_TOKEN = 8e-8
 MAX_TOKENS = 16_384
 
 

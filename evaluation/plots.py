@@ -117,7 +117,16 @@ def frontier(rows: Sequence[Row], path: Path) -> Path:
         if policy.startswith(OURS):
             for total, value in zip(totals, values, strict=True):
                 split = f"{by_total[total].prefill}P{by_total[total].decode}D"
-                axes.annotate(split, (total, value), fontsize=7, ha="center", va="bottom")
+                axes.annotate(
+                    split,
+                    (total, value),
+                    (0, 7),
+                    textcoords="offset points",
+                    fontsize=7,
+                    ha="center",
+                )
+    axes.set_xticks(sorted({row.prefill + row.decode for row in rows}))
+    axes.set_ylim(0.0, 1.02)
     axes.set_xlabel("engines (each policy at its best split)")
     axes.set_ylabel("goodput")
     axes.legend(fontsize=7)
