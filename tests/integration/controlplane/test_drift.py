@@ -1,10 +1,12 @@
 """Engines that leave the pace of their constants, as the control plane tells of them."""
 
+import asyncio
 import math
 
 import pytest
 from steelyard.v1 import control_pb2, types_pb2
 
+from cli import ctl
 from controlplane.core.values import Outcome
 from controlplane.drift_folder import DriftFolder
 from controlplane.library import Library
@@ -37,7 +39,7 @@ async def report(stub, factor: float, count: int) -> None:
     await stub.ReportOutcomes(outcomes())
 
 
-async def test_a_decode_engine_that_slows_is_flagged_and_a_version_proposed(cluster):
+async def test_a_decode_engine_that_slows_is_flagged_and_a_version_proposed(cluster, capsys):
     """Event, list and proposal name it; nothing is published by itself; a publication clears it."""
     replica, stub = await cluster.replica()
     agent = cluster.agent(stub)
@@ -69,7 +71,13 @@ async def test_a_decode_engine_that_slows_is_flagged_and_a_version_proposed(clus
     assert found.current[PROFILE] == 1, "a proposal is no publication"
     rows = await cluster.client.xrange("steelyard:events")
     assert any(fields[b"kind"] == b"drift" for _, fields in rows)
-    await publish(stub, draft(d0_seconds=0.0166), accept_jump=True)
+    address = replica.server.address
+    await asyncio.to_thread(ctl.list_constants, PROFILE, control_plane=address)
+    shown = capsys.readouterr().out
+    assert "DRIFT d0: decode at 1.4" in shown
+    assert f"PROPOSED for {PROFILE}" in shown
+    await asyncio.to_thread(ctl.accept, PROFILE, control_plane=address)
+    assert f"{PROFILE}: version 2 is current" in capsys.readouterr().out
 
     async def cleared() -> bool:
         return not (await listing()).drifting
