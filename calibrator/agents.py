@@ -64,10 +64,16 @@ class AgentClient:
         self._session = secrets.token_hex(6)
         self.busy = asyncio.Lock()
 
+    async def load(self) -> types_pb2.InstanceLoad:
+        """Return how the engine is doing."""
+        response = await self._call(self._stub.GetEngine, agent_pb2.GetEngineRequest(), 5.0)
+        load: types_pb2.InstanceLoad = response.load
+        return load
+
     async def round_trip_seconds(self) -> float:
         """Return what an idle call takes."""
         begin = self._clock.monotonic()
-        await self._call(self._stub.GetEngine, agent_pb2.GetEngineRequest(), 5.0)
+        await self.load()
         return self._clock.monotonic() - begin
 
     async def reset_prefix_cache(self) -> bool:

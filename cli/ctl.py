@@ -89,6 +89,25 @@ def list_constants(
         for row in answer.constants
     ]
     show(rows, output)
+    if output == "table":
+        for line in _drift_lines(answer):
+            print(line)
+
+
+@constants.command
+def accept(profile: str, *, control_plane: Control = DEFAULT_CONTROL_PLANE) -> None:
+    """Publish what live traffic proposes for a profile whose instances drift."""
+    listed = control_pb2.ListConstantsRequest(profile=profile)
+    answer = _ask(control_plane, lambda stub: stub.ListConstants(listed, timeout=_TIMEOUT_SECONDS))
+    if profile not in answer.proposed:
+        raise SystemExit(f"steelyard: nothing is proposed for {profile}")
+    request = control_pb2.PublishConstantsRequest(
+        constants=answer.proposed[profile], accept_jump=True
+    )
+    made = _ask(
+        control_plane, lambda stub: stub.PublishConstants(request, timeout=_TIMEOUT_SECONDS)
+    )
+    print(f"{profile}: version {made.constants.version} is current")
 
 
 @constants.command(name="show")
@@ -138,6 +157,20 @@ def rollback(
         control_plane, lambda stub: stub.RollbackConstants(request, timeout=_TIMEOUT_SECONDS)
     )
     print(f"{answer.constants.profile}: version {answer.constants.version} is current")
+
+
+def _drift_lines(answer: control_pb2.ListConstantsResponse) -> list[str]:
+    """Say who left the pace of its constants, and what is proposed."""
+    lines = [
+        f"DRIFT {drift.instance_id}: {drift.part} at {drift.ratio:.2f} times its constants "
+        f"({drift.profile}) since {_when(drift.since_time.ToSeconds())}"
+        for drift in answer.drifting
+    ]
+    lines += [
+        f"PROPOSED for {name}: {proposed.reason}; `steelyard ctl constants accept {name}`"
+        for name, proposed in sorted(answer.proposed.items())
+    ]
+    return lines
 
 
 def _ask(address: str, call: Callable[[Stub], Awaitable[T]]) -> T:
