@@ -8,6 +8,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from evaluation.experiments.base import FAIRNESS_ORDER
 from evaluation.rows import Row
@@ -43,6 +44,13 @@ def new_figure(width: float = 8.0, height: float = 4.5) -> tuple[Figure, Any]:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
     return figure, axes
+
+
+def logarithmic(axis: Any) -> None:
+    """Label an axis in plain numbers at 1, 2 and 5 of each decade."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -139,8 +147,15 @@ def rolling_p95(rows: Sequence[Row], path: Path) -> Path:
     for place, row in enumerate(rows):
         if row.series:
             times, values = zip(*row.series, strict=True)
-            axes.plot(times, values, color=colour(row.policy, place), label=row.policy, linewidth=1)
+            axes.plot(
+                times,
+                values,
+                color=colour(row.policy, place),
+                label=row.policy,
+                linewidth=1.8 if row.policy.startswith(OURS) else 1.0,
+            )
     axes.set_yscale("log")
+    logarithmic(axes.yaxis)
     axes.set_xlabel("arrival, s")
     axes.set_ylabel("P95 TTFT of the last 2 s, s (first seed)")
     axes.legend(fontsize=7, ncols=2)
@@ -155,7 +170,7 @@ def goodput_against_tail(rows: Sequence[Row], path: Path) -> Path:
         if row.ttft_p99_seconds is not None:
             groups[(row.workload, row.load)].append(row)
     for place, ((workload, load), members) in enumerate(sorted(groups.items())):
-        shade = COLOURS[place % len(COLOURS)]
+        shade = COLOURS[1:][place % (len(COLOURS) - 1)]
         curve = [row for row in members if row.policy.startswith(OURS)]
         curve.sort(key=lambda row: FAIRNESS_ORDER.index(row.policy.split()[-1]))
         others = [row for row in members if not row.policy.startswith(OURS)]
@@ -173,6 +188,7 @@ def goodput_against_tail(rows: Sequence[Row], path: Path) -> Path:
             color=shade,
         )
     axes.set_xscale("log")
+    logarithmic(axes.xaxis)
     axes.set_xlabel(
         "P99 TTFT, s (dots: late binding, goodput-first to strict; crosses: the others)"
     )
