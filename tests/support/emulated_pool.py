@@ -73,7 +73,6 @@ class EmulatedPool:
             control_planes=[self.address],
             profile="a40-qwen2.5-3b",
             drain_grace_seconds=0.0,
-            notice_seconds=0.0,
             **settings,
         )
         self.agents[name] = await stack.enter_async_context(AgentApp(loaded))
