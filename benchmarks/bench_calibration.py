@@ -70,6 +70,7 @@ async def drain(
 
 async def ratios(redis_url: str, count: int) -> tuple[list[float], set[str]]:
     """Read predicted over measured TTFT of the last requests, and the versions that priced them."""
+    await asyncio.sleep(1.5)  # the last outcomes are under way
     async with connect(redis_url) as client:
         rows = await client.xrevrange(redis_keys.OUTCOMES, count=count)
     found = [

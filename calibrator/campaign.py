@@ -171,12 +171,16 @@ class Campaign:
         left_seconds = self._left_seconds() * ((1 - _HANDOFF_SHARE) if pairs_of(ready) else 1.0)
         sides = [(sweep, name) for sweep in self.found.sweeps for name in sweep.sides]
         if self._plan.parallel >= len(sides):
-            await all_of(sweep.run_side(name, left_seconds) for sweep, name in sides)
+            # Each side has slots of its own: decode probes are much longer, and would starve others.
+            share = self._plan.parallel // max(len(sides), 1)
+            await all_of(
+                sweep.run_side(name, left_seconds, asyncio.Semaphore(share))
+                for sweep, name in sides
+            )
             return
-        # Sides that share slots would starve each other: decode probes are much longer.
         unit_seconds = left_seconds / sum(_SIDE_WEIGHTS[name] for _, name in sides)
         for sweep, name in sides:
-            await sweep.run_side(name, _SIDE_WEIGHTS[name] * unit_seconds)
+            await sweep.run_side(name, _SIDE_WEIGHTS[name] * unit_seconds, self._slots)
 
     async def _hand_over(self, ready: Sequence[Target]) -> None:
         """Measure hand-offs for each profile of decode engines, on a sample of its pairs."""

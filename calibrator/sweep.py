@@ -72,7 +72,7 @@ class Limit:
     """What all sweeps share.
 
     Attributes:
-        slots: How many probes run at once over the whole cluster.
+        slots: How many hand-offs run at once.
         clock: By which time is kept.
         end_seconds: End of the budget, by that clock.
         compute: Where fits run.
@@ -128,8 +128,15 @@ class ProfileSweep:
         )
         return tuple(name for name, has_instances in there if has_instances)
 
-    async def run_side(self, name: SideName, sweep_seconds: float) -> None:
+    async def run_side(
+        self, name: SideName, sweep_seconds: float, slots: asyncio.Semaphore
+    ) -> None:
         """Sweep one side.
+
+        Args:
+            name: Which.
+            sweep_seconds: How long it may take.
+            slots: How many of its probes run at once.
 
         Raises:
             InstanceLost: It has no instance left.
@@ -138,11 +145,11 @@ class ProfileSweep:
         if name == "prefill":
             workers = [(self._instruments[t.instance_id],) for t in self.targets.prefills]
             prefill = self._planner(PrefillSide(limits), sweep_seconds, len(workers))
-            await self._sweep(_Side(name, prefill, self._measure_prefill), workers)
+            await self._sweep(_Side(name, prefill, self._measure_prefill, slots), workers)
         else:
             workers = [(self._instruments[t.instance_id],) for t in self.targets.decodes]
             decode = self._planner(DecodeSide(limits), sweep_seconds, len(workers))
-            await self._sweep(_Side(name, decode, self._measure_decode), workers)
+            await self._sweep(_Side(name, decode, self._measure_decode, slots), workers)
 
     async def run_handoffs(self, pairs: Sequence[tuple[str, str]], sweep_seconds: float) -> None:
         """Pull prompts of many lengths over a sample of pairs of idle engines.
@@ -157,7 +164,8 @@ class ProfileSweep:
         side = HandoffSide(self.targets.limits, self.targets.kv_bytes_per_token)
         planner = self._planner(side, sweep_seconds, len(pairs))
         workers = [(self._instruments[p], self._instruments[d]) for p, d in pairs]
-        await self._sweep(_Side("handoff", planner, self._measure_handoff), workers)
+        side_of = _Side("handoff", planner, self._measure_handoff, self._limit.slots)
+        await self._sweep(side_of, workers)
 
     def missing_parts(self, *, handoff: bool) -> list[Refusal]:
         """Return a refusal for each part that could be measured but has no observation.
@@ -224,7 +232,7 @@ class ProfileSweep:
         locks = [i.busy for i in sorted(worker, key=lambda i: i.target.instance_id)]
         while not self._is_lost(worker):
             async with AsyncExitStack() as stack:
-                for lock in (*locks, self._limit.slots):
+                for lock in (*locks, side.slots):
                     await stack.enter_async_context(lock)
                 task = side.planner.next(clock.monotonic() - begin)
                 if task is None:
@@ -331,6 +339,7 @@ class _Side(Generic[PointT]):
     name: str
     planner: Planner[PointT]
     measure: Callable[[Worker, Task[PointT]], Awaitable[bool]]
+    slots: asyncio.Semaphore
 
 
 def is_precise(part: PartFit | None) -> bool:

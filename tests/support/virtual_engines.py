@@ -221,7 +221,9 @@ async def calibrate(
     )
 
     async def work() -> None:
-        await all_of(sweep.run_side(name, 0.8 * budget_seconds) for name in sweep.sides)
+        await all_of(
+            sweep.run_side(name, 0.8 * budget_seconds, asyncio.Semaphore(8)) for name in sweep.sides
+        )
         pairs = [("prefill-0", "decode-0"), ("prefill-1", "decode-1"), ("prefill-0", "decode-2")]
         pairs = [pair for pair in pairs if set(pair) <= instruments.keys()]
         await sweep.run_handoffs(pairs, budget_seconds - clock.monotonic())
