@@ -27,6 +27,7 @@ POLICY_COLOURS = {
     "slo_headroom": "#937860",
 }
 COLOURS = tuple(POLICY_COLOURS.values())
+SHADES = (*COLOURS[1:], "#1b3a6b", "#7a1f5c", "#2f7d32", "#b34700")
 
 
 def colour(policy: str, place: int) -> str:
@@ -170,7 +171,7 @@ def goodput_against_tail(rows: Sequence[Row], path: Path) -> Path:
         if row.ttft_p99_seconds is not None:
             groups[(row.workload, row.load)].append(row)
     for place, ((workload, load), members) in enumerate(sorted(groups.items())):
-        shade = COLOURS[1:][place % (len(COLOURS) - 1)]
+        shade = SHADES[place % len(SHADES)]
         curve = [row for row in members if row.policy.startswith(OURS)]
         curve.sort(key=lambda row: FAIRNESS_ORDER.index(row.policy.split()[-1]))
         others = [row for row in members if not row.policy.startswith(OURS)]
