@@ -85,10 +85,13 @@ def _decode(found: ProfileFit, seen: Observations) -> Figure:
     curve = np.geomspace(max(kv.min(), 1.0), kv.max(), 100)
     batches = sorted({round(o.sequences) for o in points if not o.held_out})
     shown = [batches[round(i * (len(batches) - 1) / 3)] for i in range(4)] if batches else []
+    gap, labelled = 0.04 * 1e3 * float(times.max()), list[float]()
     for batch in dict.fromkeys(shown):
         line = [1e3 * decode_step_seconds(found.constants, batch, n) for n in curve]
         left.plot(curve, line, color=_CURVE, linewidth=0.8)
-        left.annotate(f"B={batch}", (curve[0], line[0]), fontsize=8, va="bottom")
+        if all(abs(line[0] - other) > gap for other in labelled):
+            labelled.append(line[0])
+            left.annotate(f"B={batch}", (curve[0], line[0]), fontsize=8, va="bottom")
     left.set_xscale("log")
     left.set_ylabel("step, ms (scaled to the typical instance)")
     left.legend(frameon=False)
