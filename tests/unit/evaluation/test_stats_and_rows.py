@@ -6,7 +6,7 @@ from evaluation.cells import Cell, Pool, SeedResult
 from evaluation.experiments.base import parse_variant
 from evaluation.rows import make_row
 from evaluation.stats import paired_difference
-from evaluation.tables import contests
+from evaluation.tables import best_splits, contests, place_name
 
 GOODPUTS = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=12)
 
@@ -96,6 +96,39 @@ def test_contests_compare_within_a_cell():
     (contest,) = contests(rows)
 
     assert ("round_robin", pytest.approx(-0.1)) == (contest.best.policy, contest.difference.mean)
+
+
+def test_best_split_of_each_policy():
+    """Of the splits of one number of engines each policy has its own best, at the lowest load."""
+    rows = [
+        make_row(cell(policy, pool=Pool(prefill=p, decode=d), load=load), [result(1, goodput)])
+        for policy, p, d, load, goodput in (
+            ("late_binding", 2, 3, 1.0, 0.8),
+            ("late_binding", 3, 2, 1.0, 0.7),
+            ("round_robin", 2, 3, 1.0, 0.5),
+            ("round_robin", 3, 2, 1.0, 0.6),
+            ("round_robin", 3, 2, 1.4, 0.9),
+            ("round_robin", 1, 2, 1.0, 0.4),
+        )
+    ]
+
+    best = best_splits(rows)
+
+    assert {
+        total: {policy: (row.prefill, row.goodput) for policy, row in by_policy.items()}
+        for total, by_policy in best.items()
+    } == {3: {"round_robin": (1, 0.4)}, 5: {"late_binding": (2, 0.8), "round_robin": (3, 0.6)}}
+
+
+def test_cells_that_differ_in_seats_are_named_apart():
+    """What a cell is called says which limits of its engines differ, and under which conditions."""
+    pool = Pool(overrides={"max_num_seqs": 32.0})
+
+    name = place_name(
+        make_row(cell("late_binding (stalls)", pool=pool, load=1.3), [result(1, 1.0)])
+    )
+
+    assert name == "mixed 2P4D x1.3 max_num_seqs 32 stalls"
 
 
 def test_variant_syntax():
