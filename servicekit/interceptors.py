@@ -68,6 +68,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._max_message_bytes = max_message_bytes
         self._translate = translate
         self._log = structlog.get_logger("servicekit.rpc")
+        self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         labels = ("grpc_service", "grpc_method", "grpc_code")
         self._handled = Counter(
             "grpc_server_handled_total", "Calls that ended.", labels, registry=registry
@@ -87,7 +88,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         ],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Give gRPC the method's handler, wrapped."""
+        """Give gRPC the method's handler, wrapped; it asks for every call, we wrap once."""
+        known = self._wrapped.get(handler_call_details.method)
+        if known is not None:
+            return known
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -109,6 +113,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             request_deserializer=decode and guarded(decode, self._max_message_bytes),
             response_serializer=handler.response_serializer,
         )
+        self._wrapped[handler_call_details.method] = made
         return made
 
     def _wrap(
