@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from statistics import median
 
 _BASELINE_COUNT = 25
+_BASELINE_MOST = 256
+_BASELINE_ERROR = 0.025
+"""Noisy streams are listened to for longer: a baseline that is off by more than the slack would
+itself look like a shift, for ever."""
 _BASELINE_LIMIT = math.log(1.2)
 _CLIP = 0.6
 _SLACK = 0.12
@@ -41,6 +45,7 @@ class ShiftDetector:
 
     def __init__(self) -> None:
         self._first: list[float] = []
+        self._started = False
         self._baseline = 0.0
         self._variance = 0.0
         self._above = 0.0
@@ -63,7 +68,7 @@ class ShiftDetector:
     @property
     def ready(self) -> bool:
         """Whether the baseline is known."""
-        return len(self._first) >= _BASELINE_COUNT
+        return self._started
 
     def observe(self, residual: float) -> bool:
         """Take one residual; returns whether the verdict changed."""
@@ -71,8 +76,7 @@ class ShiftDetector:
         self._recent.append(residual)
         if not self.ready:
             self._first.append(residual)
-            if self.ready:
-                self._start()
+            self._start_if_known()
             return False
         deviation = min(max(residual - self._baseline, -_CLIP), _CLIP)
         sigma = math.sqrt(self._variance)
@@ -84,12 +88,22 @@ class ShiftDetector:
             return self._look_for_shift(deviation, threshold)
         return self._look_for_calm()
 
-    def _start(self) -> None:
-        """Set the baseline and the noise from the first residuals."""
+    def _start_if_known(self) -> None:
+        """Set the baseline and the noise from the first residuals, once there are enough.
+
+        The standard error of a median is 1.25 sigma over the root of the count.
+        """
+        count = len(self._first)
+        if count < _BASELINE_COUNT:
+            return
         middle = median(self._first)
-        self._baseline = min(max(middle, -_BASELINE_LIMIT), _BASELINE_LIMIT)
         spread = 1.4826 * median(abs(r - middle) for r in self._first)
-        self._variance = min(max(spread, 0.02), _LARGEST_SIGMA) ** 2
+        sigma = min(max(spread, 0.02), _LARGEST_SIGMA)
+        if count < min(_BASELINE_MOST, (1.25 * sigma / _BASELINE_ERROR) ** 2):
+            return
+        self._started = True
+        self._baseline = min(max(middle, -_BASELINE_LIMIT), _BASELINE_LIMIT)
+        self._variance = sigma**2
 
     def _look_for_shift(self, deviation: float, threshold: float) -> bool:
         if max(self._above, self._below) > threshold:
