@@ -45,7 +45,8 @@ class ProcessCluster:
                 "stale_after_seconds": 1.0,
                 "drain_grace_seconds": 30.0,
             },
-            control_settings={"stale_after_seconds": 0.6, "gone_after_seconds": 1.5},
+            # Short enough to see an agent die, long enough that a busy machine kills none.
+            control_settings={"stale_after_seconds": 2.0, "gone_after_seconds": 2.0},
             log_level="WARNING",
         )
         self.local = LocalCluster(spec)

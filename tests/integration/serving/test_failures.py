@@ -91,9 +91,14 @@ async def test_a_killed_decode_agent(cluster):
     await cluster.local.start_agent("decode-0", "decode")
     await cluster.local.wait_ready(6)
     assert await cluster.epoch("decode-0") not in ("", old_epoch)
-    again, ends = begin(stub, asked(12, seed=4, longest=100))
-    await ends
-    assert "decode-0" in {decode_of(heard) for heard in again}
+
+    async def used_again() -> bool:
+        again, ends = begin(stub, asked(12, seed=4, longest=100))
+        await ends
+        return "decode-0" in {decode_of(heard) for heard in again}
+
+    # The router hears of it with the next snapshot.
+    assert await eventually(used_again, within_seconds=20.0)
 
 
 async def test_a_killed_prefill_agent_costs_nobody_a_token(cluster):
