@@ -27,6 +27,7 @@ POLICY_COLOURS = {
     "slo_headroom": "#937860",
 }
 COLOURS = tuple(POLICY_COLOURS.values())
+LINE_STYLES = ("-", "--", "-.", (0, (1, 1)))
 SHADES = (*COLOURS[1:], "#1b3a6b", "#7a1f5c", "#2f7d32", "#b34700")
 
 
@@ -92,15 +93,19 @@ def goodput_over_load(rows: Sequence[Row], path: Path) -> Path:
     loads = list(table)
     figure, axes = new_figure()
     policies = sorted({policy for by_policy in table.values() for policy in by_policy})
+    drawn: dict[str, int] = defaultdict(int)
     for place, policy in enumerate(policies):
         values = [table[load].get(policy) for load in loads]
         ceiling = policy == "(ceiling)"
+        shade = "black" if ceiling else colour(policy, place)
+        style = ":" if ceiling else LINE_STYLES[drawn[shade] % len(LINE_STYLES)]
+        drawn[shade] += 1
         axes.plot(
             loads,
             values,
             marker="" if ceiling else "o",
-            linestyle=":" if ceiling else "-",
-            color="black" if ceiling else colour(policy, place),
+            linestyle=style,
+            color=shade,
             linewidth=2.2 if policy.startswith(OURS) else 1.2,
             zorder=3 if policy.startswith(OURS) else 2,
             label=policy,
@@ -108,7 +113,7 @@ def goodput_over_load(rows: Sequence[Row], path: Path) -> Path:
     axes.set_xlabel("load, times round robin's saturation rate")
     axes.set_ylabel("goodput, mean over cells")
     axes.set_ylim(0.0, 1.02)
-    axes.legend(fontsize=7, ncols=2)
+    axes.legend(fontsize=7, ncols=2, handlelength=4.0)
     return save(figure, path)
 
 
