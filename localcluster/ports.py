@@ -1,6 +1,6 @@
 """Ports of a local cluster: in a row from a base, or free ones."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from localcluster.errors import ClusterError
 from servicekit.ports import free_port, is_free
@@ -10,9 +10,13 @@ _MOST_PORTS = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Gives each part its port; the same part always gets the same with a base."""
+    """Gives each part its port; the same part always gets the same with a base.
+
+    Without one, no port is given twice: most are taken only some time after they were picked.
+    """
 
     base: int
+    _given: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def of(self, part: str, index: int = 0) -> int:
         """Return the port of a part ("router", "prefill", …); a free one without a base.
@@ -21,7 +25,11 @@ class Ports:
             ClusterError: Somebody else listens there: it would be taken for our own part.
         """
         if self.base == 0:
-            return free_port()
+            port = free_port()
+            while port in self._given:
+                port = free_port()
+            self._given.add(port)
+            return port
         port = self.number(part, index)
         if not is_free(port):
             raise ClusterError(f"port {port}, for {part} {index}, is taken; give another port base")

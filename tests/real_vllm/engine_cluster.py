@@ -4,13 +4,14 @@ import contextlib
 import json
 import os
 import select
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from servicekit.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = Path(os.environ.get("VLLM_VENV", REPOSITORY / ".venv-vllm")).absolute() / "bin/python"
@@ -24,12 +25,11 @@ def make_tiny_model(directory: Path, *options: str) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Ports that are free, all different, and that no outgoing connection can take meanwhile."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
 
 
 def servers_spec(
