@@ -5,6 +5,7 @@ batch and KV) with a floor for short prefill steps. Constants come from calibrat
 reference profiles beside this module.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 
@@ -87,6 +88,31 @@ def decode_step_seconds(constants: EngineConstants, sequences: float, kv_tokens:
         + constants.d1_seconds_per_sequence * sequences
         + constants.d2_seconds_per_kv_token * kv_tokens
     )
+
+
+def step_seconds(
+    constants: EngineConstants, chunks: Iterable[tuple[int, int]], sequences: int, kv_tokens: int
+) -> float:
+    """Return the time of a step that prefills `chunks` and decodes `sequences`.
+
+    A pure prefill step costs max(p0, p1 + p2·ΣT) + p3·Σ((s+T)² - s²), a pure decode step
+    d0 + d1·B + d2·KV. In a mixed step prompt tokens ride along with the decode step: they add
+    p2·ΣT and their attention, no fixed part.
+
+    Args:
+        constants: Of the engine.
+        chunks: (tokens, context tokens before them) of each prompt in the step.
+        sequences: Sequences that decode.
+        kv_tokens: Their context.
+    """
+    prefill_tokens, attention = 0, 0.0
+    for tokens, context_tokens in chunks:
+        prefill_tokens += tokens
+        attention += attention_seconds(constants, tokens, context_tokens)
+    linear = constants.p2_seconds_per_token * prefill_tokens
+    if sequences:
+        return decode_step_seconds(constants, sequences, kv_tokens) + linear + attention
+    return max(constants.p0_seconds, constants.p1_seconds + linear) + attention
 
 
 def handoff_seconds(constants: EngineConstants, tokens: int, kv_bytes_per_token: int) -> float:

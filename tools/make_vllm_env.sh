@@ -13,7 +13,7 @@ marker=$venv/.steelyard-lock
 locks=(requirements/engine-cpu-torch.txt requirements/engine-cpu.lock)
 
 fingerprint=$(cat "${locks[@]}" tools/make_vllm_env.sh enginekit/pyproject.toml \
-  enginekit/steelyard_enginekit/*.py | sha256sum | cut -d' ' -f1)
+  enginekit/steelyard_enginekit/*.py enginekit/steelyard_enginekit/*/*.py enginemodel/*.py | sha256sum | cut -d' ' -f1)
 if [[ -f $marker && $(<"$marker") == "$fingerprint" ]]; then
   echo "$venv is up to date"
   exit 0

@@ -25,3 +25,10 @@ class StartupError(EngineKitError):
     The caller reads the log that the message names. At first start the launcher has taken every
     server down by then; after a `restart` command the others go on.
     """
+
+
+class InvalidPaceError(EngineKitError):
+    """Raised when the pace of a paced server cannot be read; the message names the field.
+
+    The caller corrects the variable and starts the server again; it did not come up.
+    """

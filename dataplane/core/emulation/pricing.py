@@ -5,32 +5,7 @@ from collections.abc import Iterable
 from random import Random
 
 from dataplane.core.emulation.values import BatchingConfig, Step
-from enginemodel.model import EngineConstants, attention_seconds, decode_step_seconds
-
-
-def step_seconds(
-    constants: EngineConstants, chunks: Iterable[tuple[int, int]], sequences: int, kv_tokens: int
-) -> float:
-    """Return the time of a step that prefills `chunks` and decodes `sequences`.
-
-    A pure prefill step costs max(p0, p1 + p2·ΣT) + p3·Σ((s+T)² - s²), a pure decode step
-    d0 + d1·B + d2·KV. In a mixed step prompt tokens ride along with the decode step: they add
-    p2·ΣT and their attention, no fixed part.
-
-    Args:
-        constants: Of the engine.
-        chunks: (tokens, context tokens before them) of each prompt in the step.
-        sequences: Sequences that decode.
-        kv_tokens: Their context.
-    """
-    prefill_tokens, attention = 0, 0.0
-    for tokens, context_tokens in chunks:
-        prefill_tokens += tokens
-        attention += attention_seconds(constants, tokens, context_tokens)
-    linear = constants.p2_seconds_per_token * prefill_tokens
-    if sequences:
-        return decode_step_seconds(constants, sequences, kv_tokens) + linear + attention
-    return max(constants.p0_seconds, constants.p1_seconds + linear) + attention
+from enginemodel.model import step_seconds
 
 
 class StepClock:
