@@ -122,7 +122,7 @@ class ProcessCluster:
         return found
 
     async def seen_whole(self) -> None:
-        """Wait until every router would use both decode engines that pair."""
+        """Wait until every router would use all engines that pair."""
 
         async def whole(stub: router_pb2_grpc.RouterServiceStub) -> bool:
             request = ids_request([5], 4, model=MODEL, policy="least_loaded")
@@ -130,8 +130,9 @@ class ProcessCluster:
                 answer = await stub.Explain(router_pb2.ExplainRequest(request=request))
             except grpc.aio.AioRpcError:
                 return False
-            usable = {row.instance_id for row in answer.decode if not row.excluded}
-            return usable == {"decode-0", "decode-1"}
+            rows = (*answer.prefill, *answer.decode)
+            usable = {row.instance_id for row in rows if not row.excluded}
+            return usable == {"prefill-0", "prefill-1", "decode-0", "decode-1"}
 
         for stub in self.stubs:
             await eventually(lambda stub=stub: whole(stub), within_seconds=20)

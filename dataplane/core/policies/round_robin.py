@@ -18,11 +18,16 @@ class InTurn:
 
 
 class RoundRobin:
-    """Takes both sides' next; every placement moves the turn on, explaining does not."""
+    """Takes both sides' next; every placement moves the turn on, explaining does not.
+
+    Requests that must avoid an instance have turns of their own. Else each request that fails on
+    a dead prefill engine and is placed again would take two turns, and with two decode engines
+    all of them would end on the same one.
+    """
 
     def __init__(self) -> None:
-        self._rule = InTurn()
-        self._sides = TwoSided(self._rule, self._rule)
+        self._first = InTurn()
+        self._again = InTurn()
 
     def place(self, request: Request, cluster: ClusterView) -> Placement:
         """Return the next instance of each side.
@@ -30,13 +35,18 @@ class RoundRobin:
         Raises:
             NoCandidateError: A side is empty.
         """
-        placement = self._sides.place(request, cluster)
-        self._rule.turn += 1
+        rule = self._rule(request)
+        placement = TwoSided(rule, rule).place(request, cluster)
+        rule.turn += 1
         return placement
 
     def explain(self, request: Request, cluster: ClusterView) -> Explanation:
         """Return how far each instance is from its turn."""
-        return self._sides.explain(request, cluster)
+        rule = self._rule(request)
+        return TwoSided(rule, rule).explain(request, cluster)
+
+    def _rule(self, request: Request) -> InTurn:
+        return self._again if request.excluded else self._first
 
 
 def round_robin() -> RoundRobin:

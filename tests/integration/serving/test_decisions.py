@@ -46,11 +46,15 @@ async def test_reservations_push_placements_apart(cluster):
     """What is reserved counts as load for the next decision."""
     request = router_pb2.RouteRequest(request=ids_request([5] * 500, 500))
     request.reserve.FromSeconds(30)
-    answers = [await cluster.stub.Route(request) for _ in range(4)]
-    for answer in answers:
-        await cluster.stub.Cancel(router_pb2.CancelRequest(request_id=answer.reservation_id))
 
-    assert len({a.receipt.decode_instance_id for a in answers}) == 4
+    async def four_take_four() -> bool:
+        answers = [await cluster.stub.Route(request) for _ in range(4)]
+        for answer in answers:
+            await cluster.stub.Cancel(router_pb2.CancelRequest(request_id=answer.reservation_id))
+        return len({a.receipt.decode_instance_id for a in answers}) == 4
+
+    # At once, but for an engine whose reports are late for a while on a busy machine.
+    assert await eventually(four_take_four)
 
 
 async def test_explain_prices_every_candidate(cluster):

@@ -17,6 +17,7 @@ from tests.support.waiting import eventually
 from tests.support.whole_cluster import SoloEngine
 
 DRAIN_GRACE_SECONDS = 30.0
+ROUNDS = 5
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(90)]
 
 
@@ -106,14 +107,40 @@ async def test_a_killed_prefill_agent_costs_nobody_a_token(cluster):
     messages = asked(24, seed=5, longest=1_600)
     async with SoloEngine() as solo:
         expected = await solo.all_tokens(messages)
+    old_epoch = await cluster.epoch("prefill-0")
     heards, ends = begin(cluster.stubs[0], messages)
     await eventually(lambda: any(heard.messages for heard in heards))
     await cluster.local.processes.kill("prefill-0")
     await ends
-    await cluster.local.start_agent("prefill-0", "prefill")
+    await _restart_prefill(cluster, old_epoch)
 
     assert [heard.error for heard in heards if heard.error] == []
     assert [heard.tokens for heard in heards] == expected
+
+
+async def test_a_killed_prefill_agent_does_not_idle_a_decode_engine(cluster):
+    """Round robin decodes on both engines while each second request has to be placed again."""
+    old_epoch = await cluster.epoch("prefill-0")
+    await cluster.local.processes.kill("prefill-0")
+    decoded = []
+    for _ in range(12):  # over long before the engine is taken for gone
+        message = ids_request([7] * 30, 2, model="tiny", policy="round_robin", want_receipt=True)
+        heard = await listen(cluster.stubs[0].Generate(message, timeout=30))
+        assert heard.error is None
+        decoded.append(decode_of(heard))
+    await _restart_prefill(cluster, old_epoch)
+
+    assert set(decoded) == {"decode-0", "decode-1"}
+
+
+async def _restart_prefill(cluster, old_epoch: str) -> None:
+    """Start prefill-0 again, and wait until the control plane knows its new boot."""
+    await cluster.local.start_agent("prefill-0", "prefill")
+
+    async def back() -> bool:
+        return await cluster.epoch("prefill-0") not in ("", old_epoch)
+
+    await eventually(back, within_seconds=30.0)
 
 
 async def test_a_hand_off_is_used_once_and_in_its_time(cluster):
@@ -167,15 +194,23 @@ async def test_engines_that_differ_are_never_paired(cluster, policy):
     messages = asked(16, seed=6, longest=60)
     for message in messages:
         message.policy = policy
-    heards, ends = begin(cluster.stubs[0], messages)
-    await ends
+    used: set[str] = set()
+    # On a busy machine an engine's reports may be late, and then it is passed over for a while.
+    for _ in range(ROUNDS):
+        heards, ends = begin(cluster.stubs[0], messages)
+        await ends
+        assert [heard.error for heard in heards if heard.error] == []
+        used |= {decode_of(heard) for heard in heards}
+        if len(used) > 1:
+            break
+    await cluster.seen_whole()
     explained = await cluster.stubs[0].Explain(
         router_pb2.ExplainRequest(request=ids_request([5], 4, model="tiny"))
     )
     alone = await listen(cluster.stubs[0].Generate(ids_request([5], 4, model="other")))
     excluded = {c.instance_id: c.excluded for c in explained.decode if c.excluded}
 
-    assert {decode_of(heard) for heard in heards} == {"decode-0", "decode-1"}
+    assert used == {"decode-0", "decode-1"}
     assert set(excluded) == {"decode-2"}
     assert "layout" in excluded["decode-2"]
     assert alone.error.reason == "NO_PREFILL_INSTANCE"
@@ -242,11 +277,14 @@ async def test_without_a_control_plane_serving_goes_on(cluster):
 
 async def test_routers_see_each_others_load(cluster):
     """What one router has in flight is in the columns that the other decides on."""
-    calls = [cluster.stubs[0].Generate(long_request()) for _ in range(6)]
-    receipts = [(await anext(aiter(call))).receipt for call in calls]
+    calls, used = [], set()
+    # Six at once spread over both engines, unless one's reports are late for a while.
+    while len(calls) < 6 or (len(used) < 2 and len(calls) < 6 * ROUNDS):
+        calls.append(cluster.stubs[0].Generate(long_request()))
+        used.add((await anext(aiter(calls[-1]))).receipt.decode_instance_id)
 
     async def reported() -> bool:
-        return await cluster.loads("router-0", "decode_requests") == 6
+        return await cluster.loads("router-0", "decode_requests") == len(calls)
 
     await eventually(reported)
 
@@ -259,13 +297,13 @@ async def test_routers_see_each_others_load(cluster):
         return sum(candidate.total for candidate in explained.decode)
 
     async def seen() -> bool:
-        return await load_seen_by_the_other() >= 6
+        return await load_seen_by_the_other() >= len(calls)
 
     await eventually(seen)
     assert await cluster.loads("router-1", "decode_requests") == 0
     for call in calls:
         call.cancel()
-    assert {r.decode_instance_id for r in receipts} == {"decode-0", "decode-1"}
+    assert used == {"decode-0", "decode-1"}
 
 
 async def test_a_router_that_is_told_to_stop_finishes_what_it_has(cluster):

@@ -65,6 +65,21 @@ def test_a_failed_leg_goes_elsewhere(leg: Leg) -> None:
     assert scheduler.observe(PrefillDone("r", 30.0), 0.3)[0].instance_id != decode.instance_id
 
 
+def test_round_robin_uses_every_decode_engine_while_a_prefill_engine_fails() -> None:
+    """Retries do not take the turns of new requests: no decode engine is passed over for good."""
+    scheduler = Immediate(make_policy("round_robin"), pool("p0", "p1", "d0", "d1"))
+    decoded = []
+    for number in range(16):
+        name = f"r{number}"
+        (start,) = scheduler.submit(request(name), float(number))
+        if start.instance_id == "p0":
+            scheduler.observe(Failed(name, Leg.PREFILL), float(number))
+        ((_, instance_id),) = starts(scheduler.observe(PrefillDone(name, 30.0), float(number)))
+        decoded.append(instance_id)
+
+    assert min(decoded.count("d0"), decoded.count("d1")) >= 4
+
+
 def test_retries_are_counted() -> None:
     """After so many attempts, or where every other instance failed, it is turned away."""
     scheduler = immediate("p0", "p1", "p2", "p3", "d0", max_attempts=2)
