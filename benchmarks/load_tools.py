@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataplane.agent.byte_tokenizer import byte_tokenizer, byte_tokenizer_config
+from tokenizers import Tokenizer, decoders, models
+
+from dataplane.agent.byte_tokenizer import SPECIAL_TOKENS, byte_tokenizer, byte_tokenizer_config
 from localcluster.cluster import LocalCluster
 from localcluster.spec import ClusterSpec, Pools
 
@@ -125,6 +127,7 @@ def _aiperf(site: Site) -> tuple[list[str], Callable[[], Seen]]:
 
 
 def _inference_perf(site: Site) -> tuple[list[str], Callable[[], Seen]]:
+    save_tokenizer(RUN / "ascii-tokenizer", ascii_tokenizer())
     folder = site.output / "inference-perf-report"
     shutil.rmtree(folder, ignore_errors=True)
     config = {
@@ -135,7 +138,7 @@ def _inference_perf(site: Site) -> tuple[list[str], Callable[[], Seen]]:
             "base_url": site.url,
             "ignore_eos": True,
         },
-        "tokenizer": {"pretrained_model_name_or_path": str(site.tokenizer)},
+        "tokenizer": {"pretrained_model_name_or_path": str(RUN / "ascii-tokenizer")},
         "data": {
             "type": "random",
             "input_distribution": _fixed(INPUT_TOKENS),
@@ -202,19 +205,41 @@ def install(tool: str) -> None:
     (folder / "done").touch()
 
 
+def ascii_tokenizer() -> Tokenizer:
+    """Return one that counts ASCII text as the model does and whose every token is a character.
+
+    inference-perf draws random tokens and gives a request up whose text is not, in 20 tries, as
+    many tokens again; of random bytes two thirds of a prompt are no characters.
+    """
+    names = [*SPECIAL_TOKENS, *map(chr, range(0x20, 0x7F))]
+    tokenizer = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    return tokenizer
+
+
+def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    """Write a tokenizer as the folder of a model that tools can load."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_bytes(byte_tokenizer_config())
+    (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 262}')
+
+
 def journal_rows(path: Path) -> list[dict[str, Any]]:
     """Requests of a journal."""
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [row for row in rows if row["type"] == "request"]
 
 
-async def run(tools: list[str]) -> None:
-    """Run each tool and print a table."""
+async def run(tools: list[str]) -> int:
+    """Run each tool and print a table.
+
+    Returns:
+        How many tools did not finish all of their requests.
+    """
     tokenizer = RUN / "tokenizer"
-    tokenizer.mkdir(parents=True, exist_ok=True)
-    byte_tokenizer().save(str(tokenizer / "tokenizer.json"))
-    (tokenizer / "tokenizer_config.json").write_bytes(byte_tokenizer_config())
-    (tokenizer / "config.json").write_text('{"model_type": "llama", "vocab_size": 262}')
+    save_tokenizer(tokenizer, byte_tokenizer())
     journal = RUN / "journal.jsonl"
     journal.unlink(missing_ok=True)
     spec = ClusterSpec(
@@ -229,6 +254,7 @@ async def run(tools: list[str]) -> None:
         "| tool | requests, failed | TTFT ms: tool, journal | TPOT ms: tool, journal "
         "| good share: tool, journal |\n|--|--|--|--|--|"
     )
+    failed = 0
     async with LocalCluster(spec) as cluster:
         address = cluster.addresses.gateways[0]
         for tool in tools:
@@ -244,8 +270,12 @@ async def run(tools: list[str]) -> None:
                 print(
                     f"| {tool} | ended with {code}, see {RUN / f'{tool}.log'} | | | |", flush=True
                 )
+                failed += 1
                 continue
-            print(line(tool, read(), journal_rows(journal)[before:]), flush=True)
+            seen = read()
+            failed += (seen.requests, seen.failed) != (REQUESTS, 0)
+            print(line(tool, seen, journal_rows(journal)[before:]), flush=True)
+    return failed
 
 
 def line(tool: str, seen: Seen, rows: list[dict[str, Any]]) -> str:
@@ -266,7 +296,7 @@ def line(tool: str, seen: Seen, rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Run the command line."""
-    asyncio.run(run(sys.argv[1:] or list(TOOLS)))
+    sys.exit(asyncio.run(run(sys.argv[1:] or list(TOOLS))))
 
 
 if __name__ == "__main__":
