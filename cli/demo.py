@@ -18,7 +18,7 @@ from evaluation.live import LiveOptions, LivePlayer
 from evaluation.workloads import load_workload
 from localcluster.cluster import LocalCluster, addresses_at
 from localcluster.spec import DEFAULT_PORT_BASE, ClusterSpec, Pools
-from servicekit.clock import SystemClock
+from servicekit.clock import clock_at
 from simulator.values import Arrival, End, Outcome
 
 POLICIES = ("round_robin", "least_loaded", "length_threshold", "marginal_cost", "late_binding")
@@ -90,10 +90,11 @@ def demo(
         seed=seed,
         real=real,
     )
-    agents = {} if real else {"time_scale": plan.time_scale, "jitter_sigma": 0.04, "seed": seed}
+    agents = {} if real else {"jitter_sigma": 0.04, "seed": seed}
     spec = ClusterSpec(
         engine=engine,
         pools=Pools.parse(pools),
+        time_scale=plan.time_scale,
         agent_settings=agents,
         # Tokens travel together for at most one engine step or so: the first is never held back.
         router_settings={"coalesce_seconds": 0.02, "journal_path": ".run/demo-journal.jsonl"},
@@ -157,7 +158,6 @@ async def _play_all(
             options = LiveOptions(
                 router=cluster.addresses.routers[0],
                 policy=policy,
-                time_scale=plan.time_scale,
                 seed=plan.seed,
                 fix_length="max_tokens" if plan.real else "hint",
             )
@@ -166,7 +166,7 @@ async def _play_all(
                 tally.add(outcome)
                 bar.advance(task)  # type: ignore[arg-type]
 
-            await LivePlayer(options, SystemClock()).play(arrivals, done)
+            await LivePlayer(options, clock_at(plan.time_scale)).play(arrivals, done)
     return tallies
 
 

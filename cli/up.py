@@ -48,7 +48,7 @@ def up(
     """
     agent_settings: dict[str, object] = {}
     if engine == "emulated":
-        agent_settings = {"profile": profile, "time_scale": time_scale}
+        agent_settings = {"profile": profile}
         if model:
             agent_settings["model"] = model
     spec = ClusterSpec(
@@ -57,6 +57,7 @@ def up(
         port_base=port_base,
         routers=routers,
         redis_url=redis_url,
+        time_scale=time_scale,
         agent_settings=agent_settings,
         router_settings={"policy": policy} if policy else {},
         vllm_python=vllm_python,

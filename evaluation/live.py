@@ -1,8 +1,7 @@
 """Plays a workload against a real router over gRPC: open loop, timed as its clients see it.
 
-With engines at a time scale, everything is stretched alike: arrivals come `time_scale` times as
-fast, and measured times are multiplied back, so that results read in engine time. What the router
-and the wire cost is multiplied too; `overhead_seconds` of a light request shows how much that is.
+On a cluster at a time scale the player counts engine seconds, as routers do, by its clock. What
+the router and the wire cost is real time and reads that much larger or smaller.
 """
 
 import asyncio
@@ -29,7 +28,6 @@ class LiveOptions:
     Attributes:
         router: host:port.
         policy: Placement policy of each request.
-        time_scale: Engine seconds a real second.
         seed: Of the prompts' content.
         fix_length: How a request's true length is kept: "hint" tells the emulated engine and
             nobody else; "max_tokens" asks for exactly that many, which the router sees.
@@ -38,7 +36,6 @@ class LiveOptions:
 
     router: str
     policy: str = ""
-    time_scale: float = 1.0
     seed: int = 0
     fix_length: str = "hint"
     deadline_seconds: float = 600.0
@@ -58,7 +55,7 @@ class LivePlayer:
             stub = router_pb2_grpc.RouterServiceStub(channel)
             start = self._clock.monotonic()
             for arrival in arrivals:
-                due = start + arrival.at_seconds / self._options.time_scale
+                due = start + arrival.at_seconds
                 await self._clock.sleep(due - self._clock.monotonic())
                 group.create_task(self._one(stub, arrival, due, on_outcome))
 
@@ -86,18 +83,17 @@ class LivePlayer:
             end = End.FINISHED
         except grpc.aio.AioRpcError:
             end = End.REJECTED
-        scale = self._options.time_scale
-        ttft = (first_at - due) * scale if first_at else float("inf")
+        ttft = first_at - due if first_at else float("inf")
         tpot = float("inf")
         if end is End.FINISHED and first_at is not None and last_at is not None:
-            tpot = (last_at - first_at) * scale / max(1, tokens - 1)
+            tpot = (last_at - first_at) / max(1, tokens - 1)
         on_outcome(
             Outcome(
                 arrival=arrival,
                 end=end,
                 ttft_seconds=ttft,
                 tpot_seconds=tpot,
-                ended_at_seconds=arrival.at_seconds + (self._clock.monotonic() - due) * scale,
+                ended_at_seconds=arrival.at_seconds + self._clock.monotonic() - due,
                 prefill=receipt.prefill_instance_id,
                 decode=receipt.decode_instance_id,
                 preemptions=0,

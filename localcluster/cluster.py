@@ -12,9 +12,11 @@ from steelyard.v1 import control_pb2, control_pb2_grpc, types_pb2
 
 from localcluster.engines import VllmEngines, engine_url, vllm_python
 from localcluster.errors import ClusterError
+from localcluster.pace import paced_agent
 from localcluster.ports import Ports
 from localcluster.processes import PYTHON, Processes, environment
 from localcluster.spec import ClusterSpec
+from localcluster.timing import engine_time, stretched_intervals
 from servicekit.channel import open_channel
 from servicekit.embedded_redis import EmbeddedRedis, redis_cli
 from servicekit.probe import probe
@@ -98,14 +100,14 @@ class LocalCluster:
         await self._stack.aclose()
 
     async def _start(self) -> None:
-        if self.spec.engine == "vllm":
+        if self.spec.engine != "emulated":
             vllm_python(self.spec)
         self.spec.directory.mkdir(parents=True, exist_ok=True)
         await self._start_redis()
         self._stack.push_async_callback(self.processes.end_all)
         for index in range(self.spec.control_planes):
             await self.start_control(index)
-        if self.spec.engine == "vllm":
+        if self.spec.engine != "emulated":
             self.engines = VllmEngines(self.spec, self._ports, self.processes)
             await self.engines.start()
             self.addresses.solo_url = self.engines.solo_url
@@ -146,6 +148,7 @@ class LocalCluster:
             "redis_url": self.addresses.redis_url,
             "log_level": self.spec.log_level,
             "log_format": "console",
+            **stretched_intervals(self.spec.time_scale),
             **self.spec.control_settings,
         }
         await self._launch(f"control-{index}", "controlplane.app", "CONTROLPLANE", settings)
@@ -164,6 +167,9 @@ class LocalCluster:
             "control_planes": self.addresses.control,
             "log_level": self.spec.log_level,
             "log_format": "console",
+            **engine_time(self.spec.time_scale),
+            **({"time_scale": self.spec.time_scale} if self.engines is None else {}),
+            **(paced_agent(self.spec) if self.spec.engine == "paced" else {}),
             **self.spec.agent_settings,
             **self.spec.instance_settings.get(instance_id, {}),
         }
@@ -199,6 +205,7 @@ class LocalCluster:
             "control_planes": self.addresses.control,
             "log_level": self.spec.log_level,
             "log_format": "console",
+            **engine_time(self.spec.time_scale),
             **self.spec.router_settings,
         }
         await self._launch(f"router-{index}", "dataplane.router.app", "ROUTER", settings)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from localcluster.errors import ClusterError
+from localcluster.pace import MODEL_OPTIONS, WORKER, paced_flags, paced_profile, paced_server
 from localcluster.ports import Ports
 from localcluster.processes import Processes
 from localcluster.spec import ClusterSpec
@@ -39,6 +40,7 @@ class VllmEngines:
 
     def __init__(self, spec: ClusterSpec, ports: Ports, processes: Processes) -> None:
         self._spec = spec
+        self._paced = spec.engine == "paced"
         self._processes = processes
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.ports: dict[str, int] = {}
@@ -55,6 +57,7 @@ class VllmEngines:
                     "port": port,
                     "side_channel_port": ports.of(f"{role}_side", index),
                     "log": str(logs / f"{instance_id}.log"),
+                    **(paced_server(spec, instance_id) if self._paced else {}),
                 }
             )
         if spec.solo:
@@ -77,7 +80,8 @@ class VllmEngines:
         spec = {
             "model": await self._model(python),
             "servers": self._servers,
-            "flags": list(self._spec.vllm_flags),
+            "flags": [*self._shared_flags(), *self._spec.vllm_flags],
+            "preload": [WORKER] if self._paced else [],
             "ready_timeout_seconds": READY_TIMEOUT_SECONDS,
         }
         path = self._spec.directory / "engines" / "spec.json"
@@ -107,12 +111,19 @@ class VllmEngines:
             raise ClusterError(f"the engines' launcher: {event.get('message')}")
         return event
 
+    def _shared_flags(self) -> list[str]:
+        return paced_flags(paced_profile(self._spec)) if self._paced else []
+
     async def _model(self, python: Path) -> str:
         if self._spec.vllm_model:
             return self._spec.vllm_model
-        folder = (self._spec.directory / "tiny-model").resolve()
+        folder = (
+            self._spec.directory / ("tiny-model-paced" if self._paced else "tiny-model")
+        ).resolve()
         if not (folder / "config.json").exists():
             make = [str(python), "-m", "steelyard_enginekit.tiny_model", str(folder), "--seed", "0"]
+            for name, value in MODEL_OPTIONS.items() if self._paced else ():
+                make += [f"--{name.replace('_', '-')}", str(value)]
             process = await asyncio.create_subprocess_exec(
                 *bound_to_parent(make),
                 stdout=asyncio.subprocess.DEVNULL,

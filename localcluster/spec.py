@@ -4,8 +4,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from enginemodel.profiles import REFERENCE
 from localcluster.errors import PoolsError
 
 _POOLS = re.compile(r"(?:(\d+)P)?(?:(\d+)D)?(?:(\d+)M)?", re.IGNORECASE)
@@ -59,21 +60,29 @@ class ClusterSpec:
         routers: Router processes.
         control_planes: Control plane replicas.
         redis_url: An existing Redis; empty starts one of its own.
+        time_scale: Engine seconds a real second; below 1 everything is dilated, inf is full speed
+            (emulated engines only). Agents and routers live in engine time.
+        profile: Whose steps paced engines keep time by; engine "paced" only.
+        profile_overrides: Fields taken over the profile's, `constants` by name; likewise.
         agent_settings: Settings of every agent, by field name.
         instance_settings: Settings of single agents, by instance id; taken over the others.
         router_settings: Settings of every router, by field name.
         control_settings: Settings of every control plane, by field name.
-        vllm_python: Python of the vLLM environment; engine "vllm" only.
-        vllm_model: Model folder or name; empty makes a tiny one. Engine "vllm" only.
-        solo: Also start one engine that no router knows, for comparison. Engine "vllm" only.
+        vllm_python: Python of the vLLM environment; engines "vllm" and "paced" only.
+        vllm_model: Model folder or name; empty makes a tiny one. Likewise.
+        vllm_flags: Flags of every server. Likewise.
+        solo: Also start one engine that no router knows, never paced, for comparison. Likewise.
     """
 
-    engine: str = "emulated"
+    engine: Literal["emulated", "vllm", "paced"] = "emulated"
     pools: Pools = Pools(2, 4)
     port_base: int = 0
     routers: int = 1
     control_planes: int = 1
     redis_url: str = ""
+    time_scale: float = 1.0
+    profile: str = REFERENCE.name
+    profile_overrides: Mapping[str, Any] = field(default_factory=dict)
     agent_settings: Mapping[str, Any] = field(default_factory=dict)
     instance_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     router_settings: Mapping[str, Any] = field(default_factory=dict)

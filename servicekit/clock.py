@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -21,6 +22,18 @@ class Clock(Protocol):
         """Return after `seconds`; at once where they are not positive."""
         ...
 
+    def call_later(self, seconds: float, work: Callable[[], object]) -> "Timer":
+        """Have the running loop call `work` after `seconds`, unless it is cancelled before."""
+        ...
+
+
+class Timer(Protocol):
+    """Work that is to be done later."""
+
+    def cancel(self) -> None:
+        """Leave it undone; nothing happens where it was done already."""
+        ...
+
 
 class SystemClock:
     """The machine's clock."""
@@ -36,6 +49,45 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`; at once where they are not positive."""
         await asyncio.sleep(seconds)
+
+    def call_later(self, seconds: float, work: Callable[[], object]) -> Timer:
+        """Have the running loop call `work` after `seconds`, unless it is cancelled before."""
+        return asyncio.get_running_loop().call_later(seconds, work)
+
+
+class ScaledClock:
+    """Counts `rate` seconds while one passes; the time of day stays what it is.
+
+    For clusters whose engines are slowed (or quickened) by a factor: who lives by this clock sees
+    engines at their own pace, so that targets, constants, intervals and limits need no change.
+
+    Args:
+        rate: > 0; a third where engines take three times as long.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def monotonic(self) -> float:
+        """Return counted seconds since an arbitrary start, never going back."""
+        return time.monotonic() * self.rate
+
+    def unix(self) -> float:
+        """Return seconds since 1970, as this machine believes; not scaled, for others read it."""
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds` by this clock; at once where they are not positive."""
+        await asyncio.sleep(seconds / self.rate)
+
+    def call_later(self, seconds: float, work: Callable[[], object]) -> Timer:
+        """Have the running loop call `work` after `seconds` by this clock."""
+        return asyncio.get_running_loop().call_later(seconds / self.rate, work)
+
+
+def clock_at(rate: float) -> Clock:
+    """Return a clock that counts `rate` seconds while one passes."""
+    return SystemClock() if rate == 1.0 else ScaledClock(rate)
 
 
 class ManualClock:
@@ -78,6 +130,14 @@ class ManualClock:
         heapq.heappush(self._sleepers, (self._monotonic + seconds, self._sequence, future))
         await future
 
+    def call_later(self, seconds: float, work: Callable[[], object]) -> Timer:
+        """Call `work` once `advance` has moved the clock by `seconds`, unless cancelled before."""
+        future = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda done: None if done.cancelled() else work())
+        self._sequence += 1
+        heapq.heappush(self._sleepers, (self._monotonic + seconds, self._sequence, future))
+        return _Pending(future)
+
     async def advance(self, seconds: float) -> None:
         """Move the clock; whoever's time has come runs before this returns to its caller."""
         end = self._monotonic + seconds
@@ -89,6 +149,16 @@ class ManualClock:
             await _settle()
         self._monotonic = end
         await _settle()
+
+
+class _Pending:
+    """A timer of a clock that is moved by hand."""
+
+    def __init__(self, future: "asyncio.Future[None]") -> None:
+        self._future = future
+
+    def cancel(self) -> None:
+        self._future.cancel()
 
 
 async def _settle() -> None:

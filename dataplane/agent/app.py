@@ -19,7 +19,7 @@ from dataplane.agent.service import AgentService
 from dataplane.agent.settings import AgentSettings
 from dataplane.agent.telemetry import Telemetry, TelemetryOptions
 from dataplane.agent.vllm_factory import start_vllm
-from servicekit.clock import Clock, SystemClock
+from servicekit.clock import Clock, SystemClock, clock_at
 from servicekit.command import service_main
 from servicekit.metrics import new_registry
 from servicekit.server import RpcServer, ServiceBinding
@@ -27,6 +27,7 @@ from servicekit.signals import serve_until, stop_on_signals
 
 _WATCH_SECONDS = 0.5
 _LEAVE_SECONDS = 1.0
+_SERVICE = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class AgentApp:
             stop: Set where one of its loops crashed: it is of no use without.
         """
         self._settings = settings
-        self._clock = clock or SystemClock()
+        self._clock = clock or clock_at(settings.clock_rate)
         self._stop = stop or asyncio.Event()
         self.failure: BaseException | None = None
         self._registry = new_registry()
@@ -87,7 +88,14 @@ class AgentApp:
             accounting=Accounting(changed.set),
             handoff_margin_seconds=settings.handoff_margin_seconds,
         )
-        server = self._server(AgentService(agent, clock))
+        stopping = asyncio.Event()
+        service = AgentService(
+            agent,
+            clock,
+            stopping=stopping,
+            observed=lambda method, handler: server.observed(_SERVICE, method, handler),
+        )
+        server = self._server(service, stopping)
         await server.start()
         self._stack.push_async_callback(agent.close)
         self._stack.push_async_callback(server.stop)
@@ -121,18 +129,20 @@ class AgentApp:
     async def _engine(self) -> Engine:
         if self._settings.engine == "vllm":
             return await start_vllm(self._settings, self._clock, self._stack)
-        engine = emulated_engine(self._settings, self._clock)
+        # Its own time scale makes its steps shorter or longer: it needs the machine's time.
+        engine = emulated_engine(self._settings, SystemClock())
         self._stack.push_async_callback(engine.close)
         await engine.start()
         return engine
 
-    def _server(self, service: AgentService) -> RpcServer:
+    def _server(self, service: AgentService, stopping: asyncio.Event) -> RpcServer:
         add = agent_pb2_grpc.add_AgentServiceServicer_to_server
         return RpcServer(
             self._settings.server_options(),
             services=[ServiceBinding.of(agent_pb2, "AgentService", add, service)],
             registry=self._registry,
             clock=self._clock,
+            stopping=stopping,
         )
 
     def _report(self, telemetry: Telemetry) -> None:

@@ -41,6 +41,13 @@ class AgentSettings(ServiceSettings):
         "", description="name that constants are fitted for; emulated: whose step times it has"
     )
 
+    clock_rate: float = Field(
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds it counts while one passes, for experiments on slowed engines",
+    )
+
     vllm_url: str = Field("http://127.0.0.1:8000", description="vllm: where its HTTP server is")
     spawn_vllm: bool = Field(
         default=False,
@@ -65,6 +72,9 @@ class AgentSettings(ServiceSettings):
     vllm_dtype: str = Field("auto", description="vllm: of the model, where the server does not say")
     vllm_max_num_seqs: int = Field(256, gt=0, description="vllm: likewise")
     vllm_max_batched_tokens: int = Field(2048, gt=0, description="vllm: likewise")
+    vllm_kv_bytes_per_token: int = Field(
+        0, ge=0, description="vllm: of the model that it stands in for; 0: the served model's own"
+    )
 
     model: str = Field("qwen2.5-3b", description="emulated: served model name")
     time_scale: float = Field(

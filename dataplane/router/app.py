@@ -39,7 +39,7 @@ from dataplane.router.service import RouterServicer
 from dataplane.router.settings import RouterSettings
 from dataplane.router.snapshots import SnapshotReader
 from dataplane.router.tokenizers import Tokenizers
-from servicekit.clock import Clock, SystemClock
+from servicekit.clock import Clock, clock_at
 from servicekit.errors import SettingsInvalid
 from servicekit.logging import configure_logging
 from servicekit.metrics import new_registry
@@ -82,7 +82,7 @@ class RouterApp:
         """
         self._settings = settings
         self._stop = stop or asyncio.Event()
-        self._clock = clock or SystemClock()
+        self._clock = clock or clock_at(settings.clock_rate)
         self._router_id = settings.router_id or f"{socket.gethostname()}-{os.getpid()}"
         self._registry = new_registry()
         self._stack = AsyncExitStack()

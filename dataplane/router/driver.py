@@ -8,7 +8,7 @@ from dataplane.core.events import Action, Cancelled, Event, SnapshotArrived, Tic
 from dataplane.core.pool import Pool
 from dataplane.core.request import Request
 from dataplane.core.scheduler import Scheduler
-from servicekit.clock import Clock
+from servicekit.clock import Clock, Timer
 
 MakeScheduler = Callable[[str, Pool], Scheduler]
 OnDecision = Callable[[str, float], None]
@@ -68,7 +68,7 @@ class PoolDriver:
         self._make_scheduler = make_scheduler
         self._clock = clock
         self._schedulers: dict[str, Scheduler] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers: dict[str, Timer] = {}
         self._tickets: dict[str, Ticket] = {}
 
     def __repr__(self) -> str:
@@ -154,8 +154,7 @@ class PoolDriver:
         if timer is not None:
             timer.cancel()
         delay = max(0.0, at - self._clock.monotonic())
-        loop = asyncio.get_running_loop()
-        self._timers[policy] = loop.call_later(delay, self._tick, policy)
+        self._timers[policy] = self._clock.call_later(delay, lambda: self._tick(policy))
 
     def _tick(self, policy: str) -> None:
         self._timers.pop(policy, None)

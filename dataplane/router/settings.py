@@ -49,6 +49,12 @@ class RouterSettings(ServiceSettings, GatewayFields):
         None,
         description="JSONL file of all that schedulers were told, to replay it; dispatchers are not recorded",
     )
+    clock_rate: float = Field(
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds it counts while one passes, for experiments on slowed engines",
+    )
     predictor_error: float = Field(
         0.0, ge=0, description="relative error injected into predicted lengths, for experiments"
     )

@@ -1,6 +1,5 @@
 """The dispatcher's half: one scheduler for all front ends of a pool, for as long as the lease lasts."""
 
-import asyncio
 from collections.abc import Callable
 
 import structlog
@@ -10,7 +9,7 @@ from dataplane.core.delegation import Forward, Submission
 from dataplane.core.events import Action, Cancelled, Finished, Reject, SnapshotArrived, Tick, WakeAt
 from dataplane.core.late_binding import LateBinding
 from dataplane.router.dispatch.lease import Lease
-from servicekit.clock import Clock
+from servicekit.clock import Clock, Timer
 
 Port = Callable[[Action], None]
 
@@ -32,7 +31,7 @@ class Hub:
         self._clock = clock
         self._ports: dict[str, Port] = {}
         self._owners: dict[str, str] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._log = structlog.get_logger("dataplane.router.dispatch")
 
     def __repr__(self) -> str:
@@ -121,7 +120,7 @@ class Hub:
         if self._timer is not None:
             self._timer.cancel()
         delay = max(0.0, at - self._clock.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+        self._timer = self._clock.call_later(delay, self._tick)
 
     def _tick(self) -> None:
         self._timer = None

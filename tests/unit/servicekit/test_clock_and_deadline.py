@@ -2,10 +2,11 @@
 
 import asyncio
 import math
+import time
 
 import pytest
 
-from servicekit.clock import ManualClock
+from servicekit.clock import ManualClock, ScaledClock, SystemClock, clock_at
 from servicekit.deadline import Deadline
 from servicekit.errors import DeadlineExceeded
 from servicekit.tasks import end_tasks
@@ -106,3 +107,41 @@ async def test_tasks_end_even_if_one_cancellation_is_swallowed():
 
     assert task.cancelled()
     assert len(swallowed) == 2
+
+
+@pytest.mark.asyncio
+async def test_a_scaled_clock_counts_by_its_rate():
+    """At a rate of 20 a second of the clock passes in a twentieth; the time of day is nobody's to scale."""
+    clock = ScaledClock(20.0)
+    began, began_real = clock.monotonic(), time.monotonic()
+    rang = asyncio.Event()
+    clock.call_later(1.0, rang.set)
+    await clock.sleep(0.5)
+    early = rang.is_set()
+    await rang.wait()
+    counted, real = clock.monotonic() - began, time.monotonic() - began_real
+
+    assert not early
+    assert counted >= 1.0
+    assert counted == pytest.approx(20.0 * real, rel=0.02)
+    assert clock.unix() == pytest.approx(time.time(), abs=1.0)
+
+
+@pytest.mark.asyncio
+async def test_a_manual_clock_calls_later_in_order_and_not_what_was_cancelled():
+    """Work is done when the clock is moved past its time, and never once it was cancelled."""
+    clock, done = ManualClock(), []
+    clock.call_later(2.0, lambda: done.append("second"))
+    clock.call_later(1.0, lambda: done.append("first"))
+    clock.call_later(1.5, lambda: done.append("cancelled")).cancel()
+    await clock.advance(1.0)
+    after_one = list(done)
+    await clock.advance(5.0)
+
+    assert after_one == ["first"]
+    assert done == ["first", "second"]
+
+
+def test_a_clock_at_rate_one_is_the_machines():
+    """Without a time scale nothing stands between a service and the machine's clock."""
+    assert isinstance(clock_at(1.0), SystemClock)
