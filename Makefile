@@ -7,7 +7,7 @@ ENGINE ?= emulated
 PYTHON_PACKAGES := calibrator cli controlplane dataplane enginemodel evaluation localcluster servicekit simulator
 
 .PHONY: help setup demo up down test test-unit test-contract test-integration test-real-vllm \
-  test-compose lint fmt types imports protos protos-check bench bench-sim bench-peers load-tools venv-vllm lock clean
+  test-compose lint fmt types imports protos protos-check bench bench-sim bench-peers load-tools litellm-check venv-vllm lock clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ bench-peers: setup ## Cost of a routed request beside vllm-router and smg, on th
 
 load-tools: setup ## vllm bench serve, guidellm, aiperf, inference-perf against a gateway, beside the journal
 	$(BIN)/python -m benchmarks.load_tools
+
+litellm-check: setup ## LiteLLM's proxy in front of a gateway: answers, streams, usage, refusals, headers
+	$(BIN)/python -m benchmarks.litellm_check
 
 lock: ## Renew requirements/*.lock
 	$(BIN)/python tools/lock.py

@@ -190,8 +190,8 @@ TOOLS = {
 }
 
 
-def install(tool: str) -> None:
-    """Install a tool into an environment of its own."""
+def install(tool: str, package: str = "") -> None:
+    """Install a tool into an environment of its own, by its name unless the package has another."""
     folder = RUN / tool
     if tool == "vllm" or (folder / "done").exists():
         return
@@ -200,7 +200,8 @@ def install(tool: str) -> None:
     python = shutil.which("python3.12") or "3.12" if tool == "inference-perf" else sys.executable
     subprocess.run([uv, "venv", "-q", "--clear", "--python", python, folder], check=True)
     subprocess.run(
-        [uv, "pip", "install", "-q", "--python", folder / "bin/python", tool], check=True
+        [uv, "pip", "install", "-q", "--python", folder / "bin/python", package or tool],
+        check=True,
     )
     (folder / "done").touch()
 
