@@ -216,7 +216,7 @@ async def run() -> int:
         port = free_port()
         path = RUN / "litellm.json"
         path.write_text(json.dumps(configuration(gateway)))
-        command = [RUN / "litellm/bin/litellm", "--config", path, "--port", str(port)]
+        command = [str(RUN / "litellm/bin/litellm"), "--config", str(path), "--port", str(port)]
         key = f"sk-{secrets.token_hex(32)}"  # the proxy does not start without
         variables = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": key}
         with (RUN / "litellm.log").open("wb") as log:
@@ -252,8 +252,8 @@ async def _check_all(site: Site) -> int:
 
 def _version() -> str:
     code = "import importlib.metadata as m; print(m.version('litellm'))"
-    command = [RUN / "litellm/bin/python", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    command = [str(RUN / "litellm/bin/python"), "-c", code]
+    return str(subprocess.run(command, capture_output=True, text=True, check=True).stdout).strip()
 
 
 def main() -> None:
