@@ -105,6 +105,8 @@ class Fallbacks:
         max_batched_tokens: Tokens a step can compute.
         lease_seconds: How long hand-offs are held.
         profile: Name of its step times; empty: made from model, dtype and version.
+        kv_bytes_per_token: Of the model that the engine stands in for; 0: the served model's own.
+        clock_rate: Seconds that the agent counts while one passes; the server's own are real.
     """
 
     dtype: str
@@ -112,6 +114,8 @@ class Fallbacks:
     max_batched_tokens: int
     lease_seconds: float
     profile: str
+    kv_bytes_per_token: int = 0
+    clock_rate: float = 1.0
 
 
 def read_models(data: bytes) -> ServedModel:
@@ -215,7 +219,11 @@ def describe_vllm(
     revision = files.revision()
     tokenizer = files.tokenizer()
     model_config = files.config()
-    lease = transfer.kv_connector_extra_config.get("kv_lease_duration", fallbacks.lease_seconds)
+    stated_lease = transfer.kv_connector_extra_config.get("kv_lease_duration")
+    lease = fallbacks.lease_seconds
+    if stated_lease is not None:
+        lease = float(stated_lease) * fallbacks.clock_rate
+    kv_bytes = _kv_bytes(model_config, dtype, config.cache_config.cache_dtype)
     layout = [model.name, revision, version, dtype, block_tokens, *_layout(config, transfer)]
     return EngineDescription(
         epoch=_epoch(config, transfer, sample),
@@ -226,13 +234,13 @@ def describe_vllm(
         vocab_size=int(model_config.get("vocab_size", 0)),
         block_tokens=block_tokens,
         kv_total_tokens=config.cache_config.kv_cache_size_tokens or sample.kv_total_tokens,
-        kv_bytes_per_token=_kv_bytes(model_config, dtype, config.cache_config.cache_dtype),
+        kv_bytes_per_token=fallbacks.kv_bytes_per_token or kv_bytes,
         max_num_seqs=config.scheduler_config.max_num_seqs or fallbacks.max_num_seqs,
         max_batched_tokens=(
             config.scheduler_config.max_num_batched_tokens or fallbacks.max_batched_tokens
         ),
         pairing_key=hashlib.sha256(msgspec.json.encode(layout)).hexdigest()[:16],
-        lease_seconds=float(lease),
+        lease_seconds=lease,
         profile=fallbacks.profile or f"{model.name}-{dtype}-vllm-{version}",
         engine_kind="vllm",
         engine_version=version,

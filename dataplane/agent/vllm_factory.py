@@ -46,6 +46,8 @@ async def start_vllm(settings: AgentSettings, clock: Clock, stack: AsyncExitStac
         max_batched_tokens=settings.vllm_max_batched_tokens,
         lease_seconds=settings.handoff_lease_seconds,
         profile=settings.profile,
+        kv_bytes_per_token=settings.vllm_kv_bytes_per_token,
+        clock_rate=settings.clock_rate,
     )
     engine = EngineVllm(
         http,

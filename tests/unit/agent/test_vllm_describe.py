@@ -1,6 +1,7 @@
 """What decides whether two vLLM engines may hand KV to each other."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -42,7 +43,7 @@ def info(**changes):
     return read_server_info(json.dumps({"vllm_config": config}).encode())
 
 
-def describe(config=None, version="0.32.0", root="/nowhere", model="tiny"):
+def describe(config=None, version="0.32.0", root="/nowhere", model="tiny", **fallbacks):
     """The description of a server."""
     models = {"data": [{"id": model, "root": root, "max_model_len": 2048}]}
     return describe_vllm(
@@ -51,7 +52,7 @@ def describe(config=None, version="0.32.0", root="/nowhere", model="tiny"):
         config=config,
         sample=SAMPLE,
         files=ModelFiles(root),
-        fallbacks=FALLBACKS,
+        fallbacks=replace(FALLBACKS, **fallbacks),
     )
 
 
@@ -99,6 +100,16 @@ def test_the_lease_is_what_the_connector_was_told():
     assert told.lease_seconds == 10.0
     assert describe(info()).lease_seconds == 30.0
     assert told.pairing_key == describe(info()).pairing_key
+
+
+def test_a_slowed_engine_is_described_in_the_time_that_its_agent_counts():
+    """Its own lease is real seconds; its KV may be sized as of the model that it stands in for."""
+    told = info(kv_transfer_config__kv_connector_extra_config={"kv_lease_duration": 90})
+
+    engine = describe(told, clock_rate=1 / 3, kv_bytes_per_token=36_864)
+
+    assert engine.lease_seconds == pytest.approx(30.0)
+    assert engine.kv_bytes_per_token == 36_864
 
 
 def test_without_dev_mode_metrics_and_settings_answer():
