@@ -10,8 +10,8 @@ from dataplane.agent.emulated_prefill import HandoffBlob
 from dataplane.agent.emulated_stream import EmulatedStream
 from dataplane.agent.engine import DecodeJob, Sampling
 from dataplane.agent.errors import DuplicateRequest, EngineFailed
+from dataplane.agent.fixed_length import output_tokens
 from dataplane.agent.side_channel import FREE, RENEW, Peer
-from dataplane.agent.validation import extra_parameters
 from dataplane.core.emulation.batching import BatchingEngine
 from dataplane.core.emulation.tokens import (
     MASK,
@@ -26,8 +26,6 @@ from dataplane.core.emulation.values import PullNews, SequenceRequest, Step, Ste
 from servicekit.errors import InvalidArgument
 
 CORE_PREFIX = "decode/"
-OUTPUT_TOKENS_KEY = "emulated_output_tokens"
-"""In extra_json: fixes a text's length, which routers then have to predict."""
 
 
 class DecodeSide:
@@ -198,19 +196,5 @@ def _rules(job: DecodeJob) -> StopRules:
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=frozenset(sampling.stop_token_ids),
         seed_state=seed_state,
-        output_tokens=_output_tokens(sampling),
-    )
-
-
-def _output_tokens(sampling: Sampling) -> int | None:
-    """Return the length that an experiment fixes; None where it leaves it to the text.
-
-    Raises:
-        InvalidArgument: it is not a whole number above 0.
-    """
-    value = extra_parameters(sampling).get(OUTPUT_TOKENS_KEY)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
-        return value
-    raise InvalidArgument.of(
-        f"sampling.extra_json.{OUTPUT_TOKENS_KEY}", f"is {value!r}; it is a whole number above 0"
+        output_tokens=output_tokens(sampling),
     )

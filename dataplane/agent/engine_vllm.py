@@ -19,6 +19,7 @@ from dataplane.agent.engine import (
     TokenStream,
 )
 from dataplane.agent.errors import EngineFailed, EngineUnavailable, HandoffRefused, NotSupported
+from dataplane.agent.fixed_length import with_fixed_length
 from dataplane.agent.validation import check_sampling
 from dataplane.agent.vllm_describe import (
     Fallbacks,
@@ -63,11 +64,13 @@ class EngineVllm:
         *,
         fallbacks: Fallbacks,
         metrics_interval_seconds: float,
+        fixed_lengths: bool = False,
     ) -> None:
         self._http = http
         self._session = session
         self._clock = clock
         self._fallbacks = fallbacks
+        self._fixed_lengths = fixed_lengths
         self._metrics_interval_seconds = metrics_interval_seconds
         self._description: EngineDescription | None = None
         self._files = ModelFiles("")
@@ -127,6 +130,8 @@ class EngineVllm:
         """
         description = self._known()
         check_sampling(job.sampling)
+        if self._fixed_lengths:
+            job = with_fixed_length(job)
         fields = handoff_fields(job.engine_params) if job.engine_params is not None else None
         if fields is not None:
             _check_blocks(fields, len(job.prompt), description.block_tokens)

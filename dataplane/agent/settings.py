@@ -69,6 +69,11 @@ class AgentSettings(ServiceSettings):
         gt=0,
         description="vllm: how often its /metrics is read; each reading costs it 10-50 ms",
     )
+    vllm_fixed_lengths: bool = Field(
+        default=False,
+        description="vllm: requests may fix their output length by "
+        "extra_json.emulated_output_tokens, for experiments",
+    )
     vllm_dtype: str = Field("auto", description="vllm: of the model, where the server does not say")
     vllm_max_num_seqs: int = Field(256, gt=0, description="vllm: likewise")
     vllm_max_batched_tokens: int = Field(2048, gt=0, description="vllm: likewise")

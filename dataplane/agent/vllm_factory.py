@@ -55,6 +55,7 @@ async def start_vllm(settings: AgentSettings, clock: Clock, stack: AsyncExitStac
         clock,
         fallbacks=fallbacks,
         metrics_interval_seconds=settings.vllm_metrics_seconds,
+        fixed_lengths=settings.vllm_fixed_lengths,
     )
     stack.push_async_callback(engine.close)
 
