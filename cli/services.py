@@ -1,11 +1,12 @@
 """`steelyard controlplane|router|agent`: one service, set by its environment."""
 
 import shlex
+import sys
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from servicekit.command import serve
+from servicekit.command import Service, service_main
 
 PrintConfig = Annotated[
     bool, Parameter(negative="", help="Show every setting with its value and leave.")
@@ -22,18 +23,16 @@ Set = Annotated[
 
 def controlplane(*, settings: Set = None, print_config: PrintConfig = False) -> None:
     """Run a control plane replica, set by STEELYARD_CONTROLPLANE_* (see --print-config)."""
-    from controlplane.app import run  # noqa: PLC0415  each service imports its own
-    from controlplane.settings import ControlPlaneSettings  # noqa: PLC0415
+    from controlplane.app import SERVICE  # noqa: PLC0415  each service imports its own
 
-    serve(ControlPlaneSettings.load(**_pairs(settings)), run, print_config=print_config)
+    _run(SERVICE, _pairs(settings), print_config=print_config)
 
 
 def router(*, settings: Set = None, print_config: PrintConfig = False) -> None:
     """Run a router, set by STEELYARD_ROUTER_* (see --print-config)."""
-    from dataplane.router.app import run  # noqa: PLC0415  each service imports its own
-    from dataplane.router.settings import RouterSettings  # noqa: PLC0415
+    from dataplane.router.app import SERVICE  # noqa: PLC0415  each service imports its own
 
-    serve(RouterSettings.load(**_pairs(settings)), run, print_config=print_config)
+    _run(SERVICE, _pairs(settings), print_config=print_config)
 
 
 def agent(
@@ -52,8 +51,7 @@ def agent(
         settings: NAME=VALUE settings.
         print_config: Show every setting and leave.
     """
-    from dataplane.agent.app import run  # noqa: PLC0415  each service imports its own
-    from dataplane.agent.settings import AgentSettings  # noqa: PLC0415
+    from dataplane.agent.app import SERVICE  # noqa: PLC0415  each service imports its own
 
     if vllm_flags and not spawn_vllm:
         words = shlex.join(vllm_flags)
@@ -63,7 +61,13 @@ def agent(
         values["role"] = role
     if spawn_vllm:
         values |= {"engine": "vllm", "spawn_vllm": True, "vllm_flags": shlex.join(vllm_flags)}
-    serve(AgentSettings.load(**values), run, print_config=print_config)
+    _run(SERVICE, values, print_config=print_config)
+
+
+def _run(service: Service[Any], values: dict[str, Any], *, print_config: bool) -> None:
+    code = service_main(service, values=values, print_config=print_config)
+    if code:
+        sys.exit(code)
 
 
 def _pairs(settings: list[str] | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from controlplane.sinks import OutcomeSink, ReportSink
 from controlplane.store import Store
 from controlplane.store_redis import RedisStore
 from servicekit.clock import Clock, SystemClock
-from servicekit.command import service_main
+from servicekit.command import Service, service_main
 from servicekit.errors import RedisUnavailable
 from servicekit.metrics import new_registry
 from servicekit.redis_client import connect
@@ -164,9 +164,12 @@ async def run(settings: ControlPlaneSettings) -> None:
         raise replica.failure
 
 
+SERVICE = Service(ControlPlaneSettings, run)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run a replica, or print its settings; returns the exit code."""
-    return service_main(ControlPlaneSettings, run, arguments)
+    return service_main(SERVICE, print_config="--print-config" in arguments)
 
 
 def _make_replica_id() -> str:

@@ -20,7 +20,7 @@ from dataplane.agent.settings import AgentSettings
 from dataplane.agent.telemetry import Telemetry, TelemetryOptions
 from dataplane.agent.vllm_factory import start_vllm
 from servicekit.clock import Clock, SystemClock, clock_at
-from servicekit.command import service_main
+from servicekit.command import Service, service_main
 from servicekit.metrics import new_registry
 from servicekit.server import RpcServer, ServiceBinding
 from servicekit.signals import serve_until, stop_on_signals
@@ -202,9 +202,12 @@ async def run(settings: AgentSettings) -> None:
         raise app.failure
 
 
+SERVICE = Service(AgentSettings, run)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run an agent, or print its settings; returns the exit code."""
-    return service_main(AgentSettings, run, arguments)
+    return service_main(SERVICE, print_config="--print-config" in arguments)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dataplane.core.errors import InvalidSettingError
+from dataplane.core.errors import InvalidSettingError, UnknownPolicyError
 from dataplane.core.late_binding import Fairness, LateBinding, LateBindingSettings
 from dataplane.core.policies.registry import POLICIES, make_policy
 from dataplane.core.pool import Pool
@@ -25,9 +25,11 @@ def make_scheduler(name: str, settings: Mapping[str, Any] | None, pool: Pool) ->
         UnknownPolicyError: The name is not registered.
         InvalidSettingError: A setting is unknown or outside its range.
     """
-    if name != LATE_BINDING:
-        return Immediate(make_policy(name, settings), pool)
-    return make_late_binding(settings, pool)
+    if name == LATE_BINDING:
+        return make_late_binding(settings, pool)
+    if name not in POLICIES:
+        raise UnknownPolicyError(f"no policy {name!r}; there are {', '.join(sorted(SCHEDULERS))}")
+    return Immediate(make_policy(name, settings), pool)
 
 
 def make_late_binding(settings: Mapping[str, Any] | None, pool: Pool) -> LateBinding:

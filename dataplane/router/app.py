@@ -14,6 +14,7 @@ import uvloop
 from steelyard.v1 import dispatch_pb2, dispatch_pb2_grpc, router_pb2, router_pb2_grpc
 
 from dataplane.core.delegation import Delegating
+from dataplane.core.errors import InvalidSettingError, UnknownPolicyError
 from dataplane.core.policies.registry import make_policy
 from dataplane.core.pool import Pool
 from dataplane.core.predictor import HistogramPredictor
@@ -40,8 +41,8 @@ from dataplane.router.settings import RouterSettings
 from dataplane.router.snapshots import SnapshotReader
 from dataplane.router.tokenizers import Tokenizers
 from servicekit.clock import Clock, clock_at
+from servicekit.command import Service, service_main
 from servicekit.errors import SettingsInvalid
-from servicekit.logging import configure_logging
 from servicekit.metrics import new_registry
 from servicekit.redis_client import connect
 from servicekit.server import RpcServer, ServiceBinding
@@ -87,6 +88,8 @@ class RouterApp:
         self._registry = new_registry()
         self._stack = AsyncExitStack()
         self._log = structlog.get_logger("dataplane.router")
+        self.failure: BaseException | None = None
+        """What ended one of its loops; that is a bug."""
 
     async def __aenter__(self) -> Router:
         """Construct everything, start serving, and return the parts.
@@ -315,6 +318,7 @@ class RouterApp:
     def _report_crash(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.critical("task_crashed", task=task.get_name(), exc_info=error)
+            self.failure = self.failure or error
             self._stop.set()
 
 
@@ -342,28 +346,29 @@ async def run(settings: RouterSettings) -> None:
 
     Raises:
         OSError: An address is taken.
-        UnknownPolicyError: The policy set is not registered.
-        InvalidSettingError: A policy setting is outside its range.
+        SettingsInvalid: The policy set is not registered, or one of its settings is outside its range.
+        BaseException: Whatever ended one of the router's loops; that is a bug.
     """
     stop = asyncio.Event()
+    app = RouterApp(settings, stop=stop)
     with stop_on_signals(stop):
-        async with RouterApp(settings, stop=stop):
-            await stop.wait()
+        try:
+            async with app:
+                await stop.wait()
+        except (UnknownPolicyError, InvalidSettingError) as error:
+            raise SettingsInvalid(str(error)) from error
+    if app.failure is not None:
+        raise app.failure
 
 
-def main() -> None:
-    """Run the command line."""
-    try:
-        settings = RouterSettings.load()
-    except SettingsInvalid as error:
-        sys.exit(str(error))
-    if "--print-config" in sys.argv[1:]:
-        sys.stdout.write(settings.print_config())
-        return
-    configure_logging(settings.log_level, settings.log_format)
-    # A gateway writes to a socket for every token, which uvloop does for half the price.
-    (uvloop.run if settings.gateway_listen else asyncio.run)(run(settings))
+# A router writes to a socket for every token, which uvloop does for less.
+SERVICE = Service(RouterSettings, run, uvloop.run)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a router, or print its settings; returns the exit code."""
+    return service_main(SERVICE, print_config="--print-config" in arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

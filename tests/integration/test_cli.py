@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import controlplane.app as controlplane_app
+import dataplane.agent.app as agent_app
+import dataplane.router.app as router_app
 from cli.app import main
 
+MODULES = {"agent": agent_app, "controlplane": controlplane_app, "router": router_app}
 STEELYARD = [sys.executable, "-m", "cli.app"]
 PATIENCE_SECONDS = 60
 MARK = "STEELYARD_TEST_MARK"
@@ -44,14 +48,7 @@ def run(monkeypatch, capsys, *arguments: str) -> tuple[object, str, str]:
         (["up", "--engine", "vllm", "--vllm-python", "/none/python"], "/none/python .*venv-vllm"),
         (["agent", "--rol", "decode"], "--rol decode: no option"),
         (["agent", "--", "--port", "1"], "need --spawn-vllm"),
-        (["agent", "--set", "rol=decode"], "STEELYARD_AGENT_ROL: no such setting"),
         (["agent", "--set", "role"], "NAME=VALUE"),
-        (["agent", "--set", "control_planes=a:1"], "CONTROL_PLANES: is not JSON"),
-        (["agent", "--set", "time_scale=-1"], "STEELYARD_AGENT_TIME_SCALE: .*greater than 0"),
-        (["controlplane", "--set", "log_level=LOUD"], "LOG_LEVEL: 'LOUD'"),
-        (["controlplane", "--set", "http_listen=here"], "HTTP_LISTEN: 'here' is not host:port"),
-        (["controlplane", "--set", "listen=127.0.0.1:70000"], "LISTEN: .* is not host:port"),
-        (["controlplane", "--set", "redis_url=here"], "REDIS_URL: does not begin with redis://"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(monkeypatch, capsys, tmp_path, arguments, words):
@@ -83,13 +80,58 @@ def test_what_is_no_usage_is_refused(monkeypatch, capsys, arguments):
     assert "Traceback" not in err
 
 
-def test_a_variable_that_is_not_json_is_named(monkeypatch, capsys):
-    """A list in the environment that cannot be read is told by its variable."""
-    monkeypatch.setenv("STEELYARD_ROUTER_CONTROL_PLANES", "127.0.0.1:7420")
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (("agent", "control_planes", "a:1"), "CONTROL_PLANES: is not JSON"),
+        (("agent", "time_scale", "-1"), "STEELYARD_AGENT_TIME_SCALE: .*greater than 0"),
+        (("agent", "profile", "none"), "no profile 'none'; there are: "),
+        (("controlplane", "log_level", "LOUD"), "LOG_LEVEL: 'LOUD'"),
+        (("controlplane", "http_listen", "here"), "HTTP_LISTEN: 'here' is not host:port"),
+        (("controlplane", "listen", "127.0.0.1:70000"), "LISTEN: .* is not host:port"),
+        (("controlplane", "redis_url", "here"), "REDIS_URL: does not begin with redis://"),
+        (("router", "control_planes", "127.0.0.1:7420"), "CONTROL_PLANES: is not JSON"),
+        (("router", "policy", "none"), "'none'.*late_binding"),
+        (("router", "policy_settings", '{"late_binding": {"lag": 1}}'), "lag"),
+    ],
+)
+def test_bad_settings_are_told_alike_on_every_way_in(monkeypatch, capsys, bad, words):
+    """`steelyard …`, told by variable or by --set, and `python -m …` say one line and end with 2."""
+    service, name, value = bad
+    module = MODULES[service]
+    said = [run(monkeypatch, capsys, service, "--set", f"{name}={value}")]
+    monkeypatch.setenv(f"STEELYARD_{service.upper()}_{name.upper()}", value)
+    said.append(run(monkeypatch, capsys, service))
+    code = module.main([])
+    said.append((code, *capsys.readouterr()))
 
-    said, _, _ = run(monkeypatch, capsys, "router")
+    assert said[0] == said[1] == said[2]
+    assert (code, said[0][1]) == (2, "")
+    assert re.fullmatch(f"steelyard: .*{words}.*\n", said[0][2])
 
-    assert said == "steelyard: STEELYARD_ROUTER_CONTROL_PLANES: is not JSON"
+
+def test_a_setting_that_is_none_is_named(monkeypatch, capsys):
+    """A name after --set that no setting has is told by the variable that it would be."""
+    code, _, said = run(monkeypatch, capsys, "agent", "--set", "rol=decode")
+
+    assert code == 2
+    assert "STEELYARD_AGENT_ROL: no such setting" in said
+
+
+@pytest.mark.parametrize("service", ["controlplane", "router"])
+def test_an_address_that_is_taken_is_told_alike_on_every_way_in(monkeypatch, capsys, service):
+    """What the settings name and is not to be had ends with 1 and one line, however it was started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        variable = f"STEELYARD_{service.upper()}"
+        monkeypatch.setenv(f"{variable}_LISTEN", address)
+        monkeypatch.setenv(f"{variable}_LOG_LEVEL", "CRITICAL")
+        first = run(monkeypatch, capsys, service)
+        second = (MODULES[service].main([]), *capsys.readouterr())
+
+    assert first == second
+    assert first[0] == 1
+    assert re.fullmatch(f"steelyard: .*{address}.*\n", first[2])
 
 
 @pytest.mark.parametrize("service", ["controlplane", "router", "agent"])
