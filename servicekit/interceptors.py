@@ -116,6 +116,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._wrapped[handler_call_details.method] = made
         return made
 
+    def observed(
+        self, service: str, method: str, handler: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Wrap a handler that is called for one of many requests on a stream, as if for a call.
+
+        It is given a context with what is used here of gRPC's: `invocation_metadata`,
+        `time_remaining`, `code` and `abort_with_status`.
+        """
+        return self._wrap(handler, service, method, streams_requests=False)
+
     def _wrap(
         self, inner: Callable[..., Any], service: str, method: str, *, streams_requests: bool
     ) -> Callable[..., Any]:

@@ -69,14 +69,14 @@ class RpcServer:
         self._serving = False
         self._names = ["", *(service.full_name for service in services)]
         self._health = HealthServicer()
-        interceptor = CallInterceptor(
+        self._interceptor = CallInterceptor(
             registry=registry,
             clock=clock,
             max_message_bytes=options.max_message_bytes,
             translate=translate,
         )
         self._server = grpc.aio.server(
-            interceptors=[interceptor], options=_channel_arguments(options.max_message_bytes)
+            interceptors=[self._interceptor], options=_channel_arguments(options.max_message_bytes)
         )
         for service in services:
             service.add(self._server)
@@ -100,6 +100,12 @@ class RpcServer:
     def serving(self) -> bool:
         """What health says."""
         return self._serving
+
+    def observed(
+        self, service: str, method: str, handler: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Wrap a handler of requests that share a stream: each is counted and logged as a call."""
+        return self._interceptor.observed(service, method, handler)
 
     async def start(self) -> None:
         """Bind and accept calls; health says NOT_SERVING until `set_serving(True)`.

@@ -1,7 +1,8 @@
 """AgentService: messages in, messages out; what they mean is in `agent.py`."""
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from steelyard.v1 import agent_pb2, agent_pb2_grpc
@@ -10,6 +11,7 @@ from dataplane.agent import wire
 from dataplane.agent.accounting import ChargePhase
 from dataplane.agent.agent import Agent, Generation
 from dataplane.agent.errors import EngineUnavailable, NoTokenizer
+from dataplane.agent.exchange import Exchange, Handler
 from dataplane.agent.probe import Prober, StepSeen
 from servicekit.clock import Clock
 from servicekit.deadline import Deadline
@@ -23,11 +25,27 @@ _MAX_PROBE_SEQUENCES = 4096
 
 
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
-    """Serves one agent."""
+    """Serves one agent.
 
-    def __init__(self, agent: Agent, clock: Clock) -> None:
+    Args:
+        agent: The agent.
+        clock: Its time.
+        stopping: Set when the server stops.
+        observed: Makes a handler of legs, by its method's name, count and log as that of a call.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        clock: Clock,
+        *,
+        stopping: asyncio.Event,
+        observed: Callable[[str, Handler], Handler],
+    ) -> None:
         self._agent = agent
         self._clock = clock
+        self._stopping = stopping
+        self._observed = observed
         self._prober = Prober(agent.engine, clock)
 
     async def Prefill(  # noqa: N802
@@ -101,6 +119,14 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
                 return
             if coalesce_seconds > 0:
                 await self._clock.sleep(coalesce_seconds)
+
+    async def Exchange(  # type: ignore[override]  # noqa: N802
+        self, requests: AsyncIterator[agent_pb2.ExchangeRequest], context: Any
+    ) -> None:
+        """Serve many prefills and decodes on one stream."""
+        prefill = self._observed("Prefill", self.Prefill)
+        decode = self._observed("Decode", self.Decode)
+        await Exchange(prefill, decode, self._stopping).run(requests, context)
 
     async def Abort(  # noqa: N802
         self, request: agent_pb2.AbortRequest, context: Any

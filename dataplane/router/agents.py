@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import grpc
 from steelyard.v1 import agent_pb2_grpc
 
+from dataplane.router.link import Link
 from servicekit.channel import open_channel
 
 
@@ -16,6 +17,7 @@ class AgentChannels:
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[str, agent_pb2_grpc.AgentServiceStub] = {}
+        self._links: dict[str, Link] = {}
         self._calls: Counter[str] = Counter()
 
     def __repr__(self) -> str:
@@ -28,6 +30,13 @@ class AgentChannels:
             channel = self._channels[address] = open_channel(address)
             stub = self._stubs[address] = agent_pb2_grpc.AgentServiceStub(channel)
         return stub
+
+    def link(self, address: str) -> Link:
+        """Return the stream that carries prefills and decodes; to be used while `calling`."""
+        link = self._links.get(address)
+        if link is None or not link.usable:
+            link = self._links[address] = Link(self.stub(address))
+        return link
 
     @contextmanager
     def calling(self, address: str) -> Iterator[agent_pb2_grpc.AgentServiceStub]:
@@ -47,6 +56,8 @@ class AgentChannels:
         """
         for address in self._channels.keys() - addresses - self._calls.keys():
             self._stubs.pop(address)
+            if (link := self._links.pop(address, None)) is not None:
+                await link.close()
             await self._channels.pop(address).close()
 
     async def close(self) -> None:

@@ -103,9 +103,11 @@ class Legs:
             sampling=payload.message.sampling,
             expected_epoch=at.epoch,
         )
-        with self._agents.calling(at.address) as stub:
+        with self._agents.calling(at.address):
+            agent = self._agents.link(at.address)
+            await agent.ready(deadline.timeout())
             try:
-                response = await stub.Prefill(
+                response = await agent.Prefill(
                     request, timeout=deadline.timeout(), metadata=outgoing_metadata()
                 )
             except grpc.aio.AioRpcError as error:
@@ -154,8 +156,10 @@ class Legs:
             request.handoff.CopyFrom(held.handoff)
             left = max(0.0, held.expires_at - self._clock.monotonic())
             request.handoff_valid_for.FromNanoseconds(round(left * 1e9))
-        with self._agents.calling(at.address) as stub:
-            call = stub.Decode(request, timeout=deadline.timeout(), metadata=outgoing_metadata())
+        with self._agents.calling(at.address):
+            agent = self._agents.link(at.address)
+            await agent.ready(deadline.timeout(), hangup)
+            call = agent.Decode(request, timeout=deadline.timeout(), metadata=outgoing_metadata())
 
             def cut(_: object) -> None:
                 call.cancel()

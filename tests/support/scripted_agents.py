@@ -15,6 +15,7 @@ from typing import Any, Literal
 import grpc
 from steelyard.v1 import agent_pb2, agent_pb2_grpc, types_pb2
 
+from dataplane.agent.exchange import Exchange
 from tests.support.snapshots import engine
 
 VOCABULARY = 300
@@ -98,6 +99,8 @@ class ScriptedAgent(agent_pb2_grpc.AgentServiceServicer):
         self._script = script
         self._prefills: dict[str, asyncio.Task[Any]] = {}
         self._server: grpc.aio.Server | None = None
+        self._stopping = asyncio.Event()
+        self.knows_exchange = True
 
     async def start(self) -> None:
         """Listen on a free port."""
@@ -111,6 +114,12 @@ class ScriptedAgent(agent_pb2_grpc.AgentServiceServicer):
         """Close the port and end all calls."""
         if self._server is not None:
             await self._server.stop(None)
+
+    async def Exchange(self, requests, context):
+        """Serve legs as calls; an old agent knows no such method."""
+        if not self.knows_exchange:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        await Exchange(self.Prefill, self.Decode, self._stopping).run(requests, context)
 
     async def Prefill(self, request, context):
         """Prefill as the script says."""

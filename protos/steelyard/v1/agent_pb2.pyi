@@ -271,6 +271,205 @@ class DecodeResponse(_message.Message):
 Global___DecodeResponse: _TypeAlias = DecodeResponse  # noqa: Y015
 
 @_typing.final
+class ExchangeRequest(_message.Message):
+    """News of one or more legs, from their caller."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def legs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LegRequest]:
+        """In the order in which they happened."""
+
+    def __init__(
+        self,
+        *,
+        legs: _abc.Iterable[Global___LegRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["legs", b"legs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangeRequest: _TypeAlias = ExchangeRequest  # noqa: Y015
+
+@_typing.final
+class LegRequest(_message.Message):
+    """Begins a leg, or speaks of one that runs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEG_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    leg: _builtins.int
+    """The caller's number of the leg; not used twice on a stream."""
+    read: _builtins.int
+    """So many more of its answers have been read. An agent has 64 answers unread at most, and holds
+    the leg's engine back beyond.
+    """
+    traceparent: _builtins.str
+    """With prefill or decode: W3C trace context, as the metadata of a call."""
+    request_id: _builtins.str
+    """With prefill or decode: x-request-id, as the metadata of a call."""
+    @_builtins.property
+    def prefill(self) -> Global___PrefillRequest:
+        """Begin a prefill."""
+
+    @_builtins.property
+    def decode(self) -> Global___DecodeRequest:
+        """Begin a decode."""
+
+    @_builtins.property
+    def cancel(self) -> Global___LegCancel:
+        """End it, as cancelling a call does; legs that have ended are not an error."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """With prefill or decode: how long it may take. Absent: no limit."""
+
+    def __init__(
+        self,
+        *,
+        leg: _builtins.int = ...,
+        prefill: Global___PrefillRequest | None = ...,
+        decode: Global___DecodeRequest | None = ...,
+        cancel: Global___LegCancel | None = ...,
+        read: _builtins.int = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        traceparent: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "decode", b"decode", "news", b"news", "prefill", b"prefill", "read", b"read", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "decode", b"decode", "leg", b"leg", "news", b"news", "prefill", b"prefill", "read", b"read", "request_id", b"request_id", "timeout", b"timeout", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_news: _TypeAlias = _typing.Literal["prefill", "decode", "cancel", "read"]  # noqa: Y015
+    _WhichOneofArgType_news: _TypeAlias = _typing.Literal["news", b"news"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_news) -> _WhichOneofReturnType_news | None: ...
+
+Global___LegRequest: _TypeAlias = LegRequest  # noqa: Y015
+
+@_typing.final
+class LegCancel(_message.Message):
+    """Nothing more to say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LegCancel: _TypeAlias = LegCancel  # noqa: Y015
+
+@_typing.final
+class ExchangeResponse(_message.Message):
+    """Answers of one or more legs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def legs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LegResponse]:
+        """In the order in which they happened."""
+
+    def __init__(
+        self,
+        *,
+        legs: _abc.Iterable[Global___LegResponse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["legs", b"legs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangeResponse: _TypeAlias = ExchangeResponse  # noqa: Y015
+
+@_typing.final
+class LegResponse(_message.Message):
+    """One answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEG_FIELD_NUMBER: _builtins.int
+    PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    leg: _builtins.int
+    """The caller's number of the leg."""
+    @_builtins.property
+    def prefill(self) -> Global___PrefillResponse:
+        """The answer to a prefill, which ends it."""
+
+    @_builtins.property
+    def decode(self) -> Global___DecodeResponse:
+        """New tokens. One with a finish reason ends the leg."""
+
+    @_builtins.property
+    def end(self) -> Global___LegEnd:
+        """It has ended otherwise."""
+
+    def __init__(
+        self,
+        *,
+        leg: _builtins.int = ...,
+        prefill: Global___PrefillResponse | None = ...,
+        decode: Global___DecodeResponse | None = ...,
+        end: Global___LegEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "end", b"end", "news", b"news", "prefill", b"prefill"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "end", b"end", "leg", b"leg", "news", b"news", "prefill", b"prefill"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_news: _TypeAlias = _typing.Literal["prefill", "decode", "end"]  # noqa: Y015
+    _WhichOneofArgType_news: _TypeAlias = _typing.Literal["news", b"news"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_news) -> _WhichOneofReturnType_news | None: ...
+
+Global___LegResponse: _TypeAlias = LegResponse  # noqa: Y015
+
+@_typing.final
+class LegEnd(_message.Message):
+    """The status that a leg ended with, as a call's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
+    """A gRPC status code."""
+    message: _builtins.str
+    """For whoever reads it."""
+    details: _builtins.bytes
+    """A google.rpc.Status with details, encoded; empty where there is none."""
+    def __init__(
+        self,
+        *,
+        code: _builtins.int = ...,
+        message: _builtins.str = ...,
+        details: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "details", b"details", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LegEnd: _TypeAlias = LegEnd  # noqa: Y015
+
+@_typing.final
 class AbortRequest(_message.Message):
     """Names one request."""
 

@@ -45,6 +45,11 @@ class AgentServiceStub:
                 request_serializer=steelyard_dot_v1_dot_agent__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=steelyard_dot_v1_dot_agent__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.Exchange = channel.stream_stream(
+                '/steelyard.v1.AgentService/Exchange',
+                request_serializer=steelyard_dot_v1_dot_agent__pb2.ExchangeRequest.SerializeToString,
+                response_deserializer=steelyard_dot_v1_dot_agent__pb2.ExchangeResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/steelyard.v1.AgentService/Abort',
                 request_serializer=steelyard_dot_v1_dot_agent__pb2.AbortRequest.SerializeToString,
@@ -94,6 +99,16 @@ class AgentServiceServicer:
         FAILED_PRECONDITION with reason HANDOFF_EXPIRED, HANDOFF_CONSUMED, HANDOFF_FOREIGN_EPOCH,
         HANDOFF_PROMPT_MISMATCH or PAIR_MISMATCH when the hand-off must not reach the engine, and with
         EPOCH_CHANGED when the engine has restarted. Cancelling the call aborts it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Exchange(self, request_iterator, context):
+        """Any number of prefills and decodes on one stream, for callers that have many at once: each is a
+        leg with an id, a deadline and an end of its own, and means what it means as a call. Answers of
+        many legs share a message. The agent's first message is empty and comes at once. When the stream
+        ends, all its legs are cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,6 +169,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.Decode,
                     request_deserializer=steelyard_dot_v1_dot_agent__pb2.DecodeRequest.FromString,
                     response_serializer=steelyard_dot_v1_dot_agent__pb2.DecodeResponse.SerializeToString,
+            ),
+            'Exchange': grpc.stream_stream_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=steelyard_dot_v1_dot_agent__pb2.ExchangeRequest.FromString,
+                    response_serializer=steelyard_dot_v1_dot_agent__pb2.ExchangeResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -241,6 +261,33 @@ class AgentService:
             '/steelyard.v1.AgentService/Decode',
             steelyard_dot_v1_dot_agent__pb2.DecodeRequest.SerializeToString,
             steelyard_dot_v1_dot_agent__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Exchange(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/steelyard.v1.AgentService/Exchange',
+            steelyard_dot_v1_dot_agent__pb2.ExchangeRequest.SerializeToString,
+            steelyard_dot_v1_dot_agent__pb2.ExchangeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,6 +28,12 @@ class AgentServiceStub:
     HANDOFF_PROMPT_MISMATCH or PAIR_MISMATCH when the hand-off must not reach the engine, and with
     EPOCH_CHANGED when the engine has restarted. Cancelling the call aborts it.
     """
+    Exchange: _aio.StreamStreamMultiCallable[_agent_pb2.ExchangeRequest, _agent_pb2.ExchangeResponse]
+    """Any number of prefills and decodes on one stream, for callers that have many at once: each is a
+    leg with an id, a deadline and an end of its own, and means what it means as a call. Answers of
+    many legs share a message. The agent's first message is empty and comes at once. When the stream
+    ends, all its legs are cancelled.
+    """
     Abort: _aio.UnaryUnaryMultiCallable[_agent_pb2.AbortRequest, _agent_pb2.AbortResponse]
     """Ends a request on this engine in whatever phase it is; unknown ids are not an error."""
     Release: _aio.UnaryUnaryMultiCallable[_agent_pb2.ReleaseRequest, _agent_pb2.ReleaseResponse]
@@ -66,6 +72,18 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         FAILED_PRECONDITION with reason HANDOFF_EXPIRED, HANDOFF_CONSUMED, HANDOFF_FOREIGN_EPOCH,
         HANDOFF_PROMPT_MISMATCH or PAIR_MISMATCH when the hand-off must not reach the engine, and with
         EPOCH_CHANGED when the engine has restarted. Cancelling the call aborts it.
+        """
+
+    @_abc_1.abstractmethod
+    def Exchange(
+        self,
+        request_iterator: _abc.AsyncIterator[_agent_pb2.ExchangeRequest],
+        context: _aio.ServicerContext[_abc.AsyncIterator[_agent_pb2.ExchangeRequest], _abc.AsyncIterator[_agent_pb2.ExchangeResponse]],
+    ) -> _abc.AsyncIterator[_agent_pb2.ExchangeResponse]:
+        """Any number of prefills and decodes on one stream, for callers that have many at once: each is a
+        leg with an id, a deadline and an end of its own, and means what it means as a call. Answers of
+        many legs share a message. The agent's first message is empty and comes at once. When the stream
+        ends, all its legs are cancelled.
         """
 
     @_abc_1.abstractmethod
