@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from random import Random
 
 import cyclopts
 import msgspec
@@ -11,37 +12,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dataplane.core.schedulers import SCHEDULERS
-from evaluation.backend import Backend
-from evaluation.emulated import EmulatedBackend
-from evaluation.errors import EvaluationError, UnknownBackendError
+from evaluation.backends import PACED, SIMULATED, BackendOptions, make_backend
+from evaluation.errors import EvaluationError
 from evaluation.experiments.base import WORKLOADS, Context, SaturationRate, parse_variant
 from evaluation.experiments.registry import find_experiment
 from evaluation.report import write_report
 from evaluation.rows import Row
 from evaluation.runner import ResultFile, run_cells
 from evaluation.saturation import Saturation
-from evaluation.simulated import SimulatedBackend
 from evaluation.tables import print_rows
 from localcluster.errors import ClusterError
 
 REPORTING_SEEDS_FROM = 31
 PLAIN_WIDTH = 150
-BACKENDS: dict[str, Callable[[], Backend]] = {
-    "sim": SimulatedBackend,
-    "emulated": EmulatedBackend,
-}
-
-
-def make_backend(name: str) -> Backend:
-    """Construct a backend by name.
-
-    Raises:
-        UnknownBackendError: There is none of that name.
-    """
-    backend = BACKENDS.get(name)
-    if backend is None:
-        raise UnknownBackendError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
-    return backend()
 
 
 def run(
@@ -49,7 +32,8 @@ def run(
     *,
     policies: Sequence[str] = (),
     seeds: Sequence[int] = tuple(range(REPORTING_SEEDS_FROM, REPORTING_SEEDS_FROM + 4)),
-    backend: str = "sim",
+    backend: str = SIMULATED,
+    options: BackendOptions | None = None,
     jobs: int = 1,
     seconds: float = 90.0,
     workloads: Sequence[str] = (),
@@ -66,7 +50,8 @@ def run(
         experiment: Its name.
         policies: `name` or `name:setting=value`; all that there are by default.
         seeds: Of every cell.
-        backend: "sim", or another registered one.
+        backend: By name.
+        options: What it is told.
         jobs: Processes.
         seconds: Of arrivals a cell.
         workloads: Of experiments that go over several; all by default.
@@ -88,14 +73,18 @@ def run(
         workloads=workloads or WORKLOADS,
         quick=quick,
     )
-    return run_cells(
-        make_cells(context),
-        seeds,
-        make_backend(backend),
-        jobs=jobs,
-        results=ResultFile(results),
-        progress=progress,
-    )
+    if backend == PACED and jobs != 1:
+        raise EvaluationError("paced engines run one cell at a time: leave --jobs out")
+    with ExitStack() as stack:
+        return run_cells(
+            make_cells(context),
+            seeds,
+            make_backend(backend, options or BackendOptions(), stack),
+            jobs=jobs,
+            results=ResultFile(results),
+            shuffle=Random(seeds[0]) if backend == PACED else None,
+            progress=progress,
+        )
 
 
 def evaluate(
@@ -113,14 +102,19 @@ def evaluate(
     resume: Path | None = None,
     report: Path | None = None,
     cache: Path = Path(".steelyard/saturation.json"),
+    dilation: float = 0.0,
+    journal: Path | None = None,
+    vllm_python: Path = Path(".venv-vllm/bin/python"),
     bar: bool = True,
 ) -> int:
     """Run an experiment on simulated or real processes, compare policies, write a report.
 
     Args:
         experiment: table2, calibration, heterogeneity, width, frontier, load, burst-train,
-            ablation, noise, grid, scarcity, fairness, routers, staleness or robustness.
-        backend: sim: virtual time. emulated: real processes over gRPC.
+            ablation, noise, grid, scarcity, fairness, routers, staleness or robustness; for real
+            engines measured-table2, measured and measured-workloads.
+        backend: sim: virtual time. emulated: real processes over gRPC. paced: real vLLM at the
+            pace of the profile.
         policies: Comma-separated, each with settings as name:setting=value; all by default.
         seeds: How many, from first_seed on.
         first_seed: Seeds below 31 are for tuning.
@@ -132,6 +126,9 @@ def evaluate(
         resume: Keeps finished seeds, which are not run again; by default beside the rows.
         report: A folder for report.html, report.md and the plots.
         cache: Saturation rates that were searched for.
+        dilation: Real seconds an engine second; left out, 1 for emulated and 3 for paced engines.
+        journal: A folder for every request of every run on real processes.
+        vllm_python: Python of the vLLM environment, for paced engines.
         bar: Show a progress bar.
     """
     console = Console(stderr=True)
@@ -143,6 +140,7 @@ def evaluate(
                 policies=[text for text in policies.split(",") if text],
                 seeds=range(first_seed, first_seed + seeds),
                 backend=backend,
+                options=BackendOptions(dilation=dilation, journal=journal, vllm_python=vllm_python),
                 jobs=jobs,
                 seconds=seconds,
                 workloads=[name for name in workloads.split(",") if name],

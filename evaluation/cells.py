@@ -135,6 +135,8 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
         valid: Every request ended exactly once and left nothing behind.
         virtual_seconds: Until the last request ended.
         series: (second, P95 of TTFT over the last seconds) where kept.
+        validity: How well paced engines kept their pace, and who used the machine; empty elsewhere.
+        why_invalid: What is wrong with the pace or the machine; empty where nothing is.
     """
 
     seed: int
@@ -156,3 +158,5 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     valid: bool
     virtual_seconds: float
     series: list[tuple[float, float]] = []
+    validity: dict[str, float] = {}
+    why_invalid: str = ""

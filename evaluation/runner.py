@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
+from random import Random
 from typing import TypeAlias
 
 import msgspec
@@ -63,6 +64,7 @@ def run_cells(
     *,
     jobs: int = 1,
     results: ResultFile | None = None,
+    shuffle: Random | None = None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[Row]:
     """Run what is not finished yet and return a row a cell, in their order.
@@ -73,6 +75,8 @@ def run_cells(
         backend: Runs a seed; pickled into the processes.
         jobs: Processes; 1 runs in this one.
         results: Takes results as they come and holds earlier ones.
+        shuffle: Runs seed by seed and pool by pool, the policies of each in random order: what a
+            machine does over hours must not favour any.
         progress: Called with (done, total) after each seed.
     """
     results = results or ResultFile(None)
@@ -82,6 +86,8 @@ def run_cells(
         for seed in seeds
         if (cell.key(), seed) not in results.finished
     ]
+    if shuffle is not None:
+        tasks = in_random_order(tasks, shuffle)
     total = len(cells) * len(seeds)
     done = total - len(tasks)
     progress(done, total)
@@ -94,6 +100,14 @@ def run_cells(
         if seed in seeds:
             by_key[key].append(result)
     return [make_row(cell, by_key[cell.key()]) for cell in cells]
+
+
+def in_random_order(tasks: Sequence[Task], rng: Random) -> list[Task]:
+    """Return the tasks seed by seed and pool by pool, in random order within."""
+    pools = {id(cell): msgspec.json.encode(cell.pool, order="deterministic") for cell, _ in tasks}
+    first = {pool: place for place, pool in enumerate(dict.fromkeys(pools.values()))}
+    shuffled = rng.sample(tasks, len(tasks))
+    return sorted(shuffled, key=lambda task: (task[1], first[pools[id(task[0])]]))
 
 
 def _run(tasks: Sequence[Task], backend: Backend, jobs: int) -> Iterator[tuple[Cell, SeedResult]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from evaluation.errors import UnknownExperimentError
-from evaluation.experiments import ours, paper
+from evaluation.experiments import measured, ours, paper
 from evaluation.experiments.base import Experiment
 
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
@@ -24,6 +24,9 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
         "routers": ours.routers,
         "staleness": ours.staleness,
         "robustness": ours.robustness,
+        "measured-table2": measured.table2,
+        "measured": measured.others,
+        "measured-workloads": measured.workloads,
     }
 )
 
