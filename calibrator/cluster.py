@@ -7,6 +7,7 @@ from steelyard.v1 import types_pb2
 
 from calibrator.design import Limits
 from calibrator.errors import NoReadyInstance
+from servicekit.enums import short_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def ready_targets(instances: Iterable[types_pb2.Instance]) -> list[Target]:
     ready = [i for i in everyone if i.state == types_pb2.INSTANCE_STATE_READY]
     if not ready:
         states = ", ".join(
-            f"{i.engine.instance_id} is {types_pb2.InstanceState.Name(i.state)[15:]}"
+            f"{i.engine.instance_id} is {short_name(types_pb2.InstanceState, i.state)}"
             for i in everyone
         )
         raise NoReadyInstance(

@@ -11,6 +11,7 @@ from steelyard.v1 import control_pb2, control_pb2_grpc, types_pb2
 
 from cli.output import Output, show
 from servicekit.channel import open_channel
+from servicekit.enums import short_name
 
 DEFAULT_CONTROL_PLANE = "127.0.0.1:7420"
 _TIMEOUT_SECONDS = 10.0
@@ -201,7 +202,7 @@ def _instances(
     return [
         {
             "instance": row.engine.instance_id,
-            "role": types_pb2.Role.Name(row.engine.role).removeprefix("ROLE_").lower(),
+            "role": short_name(types_pb2.Role, row.engine.role).lower(),
             "state": state_name(row.state),
             "model": row.engine.model,
             "running": _at(loads.running, i),

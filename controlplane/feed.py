@@ -12,6 +12,7 @@ from controlplane.metrics import ControlMetrics
 from controlplane.store import SnapshotStore
 from controlplane.wire_snapshot import states_of
 from servicekit.clock import Clock
+from servicekit.enums import short_name
 from servicekit.errors import RedisUnavailable
 
 _RETRY_SECONDS = 0.1
@@ -86,7 +87,7 @@ class SnapshotFeed:
         self._metrics.show_instances(
             Counter(
                 (
-                    types_pb2.Role.Name(instance.engine.role).removeprefix("ROLE_"),
+                    short_name(types_pb2.Role, instance.engine.role),
                     self.states[instance.engine.instance_id].value,
                 )
                 for instance in self.roster.instances

@@ -22,6 +22,7 @@ from controlplane.metrics import ControlMetrics
 from controlplane.sinks import OutcomeSink, ReportSink
 from controlplane.store import Store
 from servicekit.clock import Clock
+from servicekit.enums import number_of
 from servicekit.errors import InvalidArgument
 from servicekit.streams import until_stopping
 from servicekit.times import duration
@@ -206,4 +207,4 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
 
 
 def _state(state: State) -> types_pb2.InstanceState.ValueType:
-    return types_pb2.InstanceState.Value(f"INSTANCE_STATE_{state}")
+    return number_of(types_pb2.InstanceState, state)

@@ -21,8 +21,9 @@ from controlplane.core.values import (
     Targets,
 )
 from enginemodel.model import EngineConstants
+from servicekit.enums import number_of, short_name
 from servicekit.errors import FieldViolation, InvalidArgument
-from servicekit.times import duration, seconds_of, timestamp
+from servicekit.times import duration, seconds_if_set, seconds_of, timestamp
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _ID_RULE = "1 to 128 letters, digits, '.', '_' and '-', beginning with a letter or digit"
@@ -84,7 +85,7 @@ def engine_from(info: types_pb2.EngineInfo) -> Engine:
     return Engine(
         instance_id=info.instance_id,
         epoch=info.epoch,
-        role=Role(types_pb2.Role.Name(info.role).removeprefix("ROLE_")),
+        role=Role(short_name(types_pb2.Role, info.role)),
         model=info.model,
         address=info.address,
         handoff_lease_seconds=seconds_of(info.handoff_lease),
@@ -99,7 +100,7 @@ def engine_to(engine: Engine) -> types_pb2.EngineInfo:
     info = types_pb2.EngineInfo(
         instance_id=engine.instance_id,
         epoch=engine.epoch,
-        role=types_pb2.Role.Value(f"ROLE_{engine.role}"),
+        role=number_of(types_pb2.Role, engine.role),
         model=engine.model,
         address=engine.address,
         profile=engine.profile,
@@ -220,8 +221,8 @@ def slo_from(message: types_pb2.SloPolicy) -> Slo:
     """Read targets."""
     classes = {
         name: Targets(
-            ttft_seconds=seconds_of(targets.ttft) if targets.HasField("ttft") else None,
-            tpot_seconds=seconds_of(targets.tpot) if targets.HasField("tpot") else None,
+            ttft_seconds=seconds_if_set(targets, "ttft"),
+            tpot_seconds=seconds_if_set(targets, "tpot"),
             ttft_seconds_per_prompt_token=seconds_of(targets.ttft_per_prompt_token),
         )
         for name, targets in message.classes.items()
@@ -258,12 +259,12 @@ def outcome_from(message: control_pb2.Outcome) -> Outcome:
         )
     refuse(problems)
     optional: dict[str, Any] = {
-        f"{name}_seconds": seconds_of(getattr(message, name))
-        for name in ("ttft", "tpot", "total", "predicted_ttft", "predicted_tpot")
-        if message.HasField(name)
-    }
-    if message.HasField("prefill_engine_time"):
-        optional["prefill_engine_seconds"] = seconds_of(message.prefill_engine_time)
+        f"{name.removesuffix('_time')}_seconds": seconds
+        for name in (
+            "ttft", "tpot", "total", "predicted_ttft", "predicted_tpot", "prefill_engine_time",
+        )
+        if (seconds := seconds_if_set(message, name)) is not None
+    }  # fmt: skip
     if message.HasField("prefill_tokens_ahead"):
         optional["prefill_tokens_ahead"] = message.prefill_tokens_ahead
     plain: dict[str, Any] = {

@@ -9,6 +9,7 @@ from controlplane.core.liveness import State
 from controlplane.core.snapshot import Columns
 from controlplane.core.values import Constants, Member, Slo
 from controlplane.wire import constants_to, engine_to, slo_to
+from servicekit.enums import number_of, short_name
 from servicekit.times import timestamp
 
 
@@ -24,7 +25,7 @@ def roster_bytes(members: Sequence[Member], constants: Mapping[str, Constants], 
         instances=[
             types_pb2.Instance(
                 engine=engine_to(member.engine),
-                state=types_pb2.InstanceState.Value(f"INSTANCE_STATE_{member.liveness.state}"),
+                state=number_of(types_pb2.InstanceState, member.liveness.state),
                 scale=_scale(member, constants),
             )
             for member in members
@@ -98,8 +99,6 @@ def snapshot_bytes(
 def states_of(roster: bytes) -> dict[str, State]:
     """Read who is in a roster, and in which state."""
     return {
-        instance.engine.instance_id: State(
-            types_pb2.InstanceState.Name(instance.state).removeprefix("INSTANCE_STATE_")
-        )
+        instance.engine.instance_id: State(short_name(types_pb2.InstanceState, instance.state))
         for instance in types_pb2.Roster.FromString(roster).instances
     }

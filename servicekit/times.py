@@ -1,6 +1,7 @@
 """Seconds as the protocol's Duration and Timestamp, and back; to the nanosecond."""
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 _PER_SECOND = 1_000_000_000
@@ -23,3 +24,8 @@ def timestamp(unix_seconds: float) -> Timestamp:
 def seconds_of(message: Duration | Timestamp) -> float:
     """Read either."""
     return message.ToNanoseconds() / _PER_SECOND
+
+
+def seconds_if_set(message: Message, field: str) -> float | None:
+    """Read a Duration or Timestamp of a message; None where it is absent."""
+    return seconds_of(getattr(message, field)) if message.HasField(field) else None

@@ -7,6 +7,7 @@ from math import ceil
 from steelyard.v1 import types_pb2
 
 from controlplane.core.values import Outcome
+from servicekit.enums import short_name
 
 WINDOW_SECONDS = 300.0
 
@@ -65,8 +66,8 @@ def instance_rows(
         rows.append(
             InstanceRow(
                 instance_id=engine.instance_id,
-                role=types_pb2.Role.Name(engine.role).removeprefix("ROLE_").lower(),
-                state=types_pb2.InstanceState.Name(instance.state).removeprefix("INSTANCE_STATE_"),
+                role=short_name(types_pb2.Role, engine.role).lower(),
+                state=short_name(types_pb2.InstanceState, instance.state),
                 model=engine.model,
                 engine=f"{engine.engine_kind} {engine.engine_version}".strip(),
                 address=engine.address,

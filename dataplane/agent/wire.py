@@ -12,25 +12,16 @@ from dataplane.agent.engine import (
     EngineDescription,
     Finish,
     PrefillJob,
-    Role,
     Sampling,
 )
 from dataplane.core.handoff import HandoffTicket
+from servicekit.enums import number_of
 from servicekit.errors import InvalidArgument
 from servicekit.times import duration, seconds_of, timestamp
 
 T = TypeVar("T")
 
-_ROLES = {
-    Role.PREFILL: types_pb2.ROLE_PREFILL,
-    Role.DECODE: types_pb2.ROLE_DECODE,
-    Role.MIXED: types_pb2.ROLE_MIXED,
-}
-_FINISHES = {
-    Finish.STOP: types_pb2.FINISH_REASON_STOP,
-    Finish.LENGTH: types_pb2.FINISH_REASON_LENGTH,
-    Finish.ABORT: types_pb2.FINISH_REASON_ABORT,
-}
+_FINISHES = {finish: number_of(types_pb2.FinishReason, finish.name) for finish in Finish}
 
 
 def prefill_job(request: agent_pb2.PrefillRequest) -> PrefillJob:
@@ -155,7 +146,7 @@ def engine_info(identity: Identity, engine: EngineDescription) -> types_pb2.Engi
     return types_pb2.EngineInfo(
         instance_id=identity.instance_id,
         epoch=engine.epoch,
-        role=_ROLES[identity.role],
+        role=number_of(types_pb2.Role, identity.role.name),
         model=engine.model,
         model_revision=engine.model_revision,
         address=identity.address,

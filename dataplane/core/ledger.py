@@ -137,13 +137,6 @@ class Ledger:
         entry = self._entries.get(request_id)
         return None if entry is None else entry.decode_slot
 
-    def release_legs(self, request_id: str) -> None:
-        """Free both charges of a request that is about to be placed again."""
-        entry = self._entries.get(request_id)
-        if entry is not None:
-            self._free_prefill(entry)
-            self._free_decode(entry)
-
     def close(self, request_id: str) -> bool:
         """Free everything of a request; False where it was freed before or never charged."""
         entry = self._entries.pop(request_id, None)

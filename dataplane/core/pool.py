@@ -138,11 +138,6 @@ class Pool:
         progress = self._progress.get(request_id)
         return 0 if progress is None else progress.generated_tokens
 
-    def release_legs(self, request_id: str) -> None:
-        """Free both legs of a request that is about to be placed again."""
-        self._progress.pop(request_id, None)
-        self.ledger.release_legs(request_id)
-
     def close(self, request_id: str) -> bool:
         """Free everything of a request; False where there was nothing."""
         self._progress.pop(request_id, None)

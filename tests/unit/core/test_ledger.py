@@ -76,13 +76,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.stream(name, tokens, rest)
 
     @rule(name=IDS)
-    def release_legs(self, name: str) -> None:
-        """Free both charges and keep the request."""
-        if name in self.naive:
-            self.naive[name].prefill = self.naive[name].decode = None
-        self.ledger.release_legs(name)
-
-    @rule(name=IDS)
     def close(self, name: str) -> None:
         """Free everything; the second time there is nothing."""
         assert self.ledger.close(name) == (self.naive.pop(name, None) is not None)
@@ -159,7 +152,6 @@ def test_unknown_requests_are_ignored() -> None:
     ledger.reseat([instance("d0")])
     ledger.finish_prefill("x")
     ledger.stream("x", 3, 5.0)
-    ledger.release_legs("x")
 
     assert not ledger.close("x")
     assert ledger.generated_tokens("x") == 0

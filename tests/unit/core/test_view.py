@@ -176,12 +176,12 @@ def test_instances_are_found_by_id() -> None:
     assert "Pool of 2, 0 in flight" in repr(held)
 
 
-def test_releasing_legs_forgets_the_progress() -> None:
-    """A request that is placed again starts from nothing."""
+def test_closing_forgets_the_progress() -> None:
+    """A request that is placed again is closed first, and starts from nothing."""
     held = pool("p0", "d0")
     held.charge_decode(request("a"), "d0")
     held.streamed("a", 3)
-    held.release_legs("a")
+    held.close("a")
 
     assert held.generated_tokens("a") == 0
     assert held.ledger.columns.decode_requests[1] == 0.0
