@@ -2,6 +2,10 @@
 
 python -m benchmarks.bench_calibration --engine vllm --budget 150 --parallel 1 --requests 200
 python -m benchmarks.bench_calibration --engine emulated --budget 300
+python -m benchmarks.bench_calibration --engine paced --pools 1P2D --dilation 2 --parallel 1 --budget 180
+
+On paced engines the truth is known, and no emulation of ours is in the way of it: real vLLM takes as
+long as its profile says. Their budget, too, is real seconds.
 """
 
 import argparse
@@ -9,6 +13,8 @@ import asyncio
 import json
 import random
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -19,12 +25,14 @@ from calibrator.campaign import Plan
 from calibrator.display import Display
 from calibrator.errors import CalibrationError
 from calibrator.publish import Rules
-from enginemodel.profiles import PROFILES
+from enginemodel.profiles import PROFILES, REFERENCE
 from localcluster.cluster import LocalCluster
+from localcluster.pace_machine import MachineWatch
+from localcluster.pace_records import read_validity
 from localcluster.spec import ClusterSpec, Pools
 from servicekit import redis_keys
 from servicekit.channel import open_channel
-from servicekit.clock import SystemClock
+from servicekit.clock import Clock, clock_at
 from servicekit.redis_client import connect
 
 NOISE = {"jitter_sigma": 0.05, "stall_probability": 0.01, "stall_seconds": 0.02}
@@ -32,7 +40,9 @@ NOISE = {"jitter_sigma": 0.05, "stall_probability": 0.01, "stall_seconds": 0.02}
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", choices=("emulated", "vllm"), default="emulated")
+    parser.add_argument("--engine", choices=("emulated", "vllm", "paced"), default="emulated")
+    parser.add_argument("--profile", default=REFERENCE.name, help="of paced engines")
+    parser.add_argument("--dilation", type=float, default=2.0, help="of paced engines")
     parser.add_argument("--pools", default="2P4D")
     parser.add_argument("--budget", type=float, default=300.0)
     parser.add_argument("--parallel", type=int, default=8)
@@ -44,7 +54,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def fresh_requests(address: str, args: argparse.Namespace, vocab_size: int) -> None:
+async def fresh_requests(
+    address: str, args: argparse.Namespace, vocab_size: int, clock: Clock
+) -> None:
     """Send requests of log-uniform prompts, Poisson in time."""
     rng = random.Random(args.seed + 1)
     async with open_channel(address) as channel, asyncio.TaskGroup() as group:
@@ -58,7 +70,7 @@ async def fresh_requests(address: str, args: argparse.Namespace, vocab_size: int
             request.sampling.temperature = 0.0
             request.sampling.ignore_eos = True
             group.create_task(drain(stub, request))
-            await asyncio.sleep(rng.expovariate(1 / args.gap))
+            await clock.sleep(rng.expovariate(1 / args.gap))
 
 
 async def drain(
@@ -70,6 +82,8 @@ async def drain(
 
 async def ratios(redis_url: str, count: int) -> tuple[list[float], set[str]]:
     """Read predicted over measured TTFT of the last requests, and the versions that priced them."""
+    if count == 0:
+        return [], set()
     await asyncio.sleep(1.5)  # the last outcomes are under way
     async with connect(redis_url) as client:
         rows = await client.xrevrange(redis_keys.OUTCOMES, count=count)
@@ -82,6 +96,8 @@ async def ratios(redis_url: str, count: int) -> tuple[list[float], set[str]]:
 
 
 def summary(values: list[float]) -> str:
+    if not values:
+        return "no request was sent"
     ordered = sorted(values)
     at = [ordered[int(share * (len(ordered) - 1))] for share in (0.1, 0.5, 0.9)]
     errors = sorted(abs(value - 1) for value in values)
@@ -94,50 +110,59 @@ def summary(values: list[float]) -> str:
 
 async def main() -> None:
     args = arguments()
-    settings: dict[str, object] = dict(NOISE) if args.engine == "emulated" else {}
+    paced = args.engine == "paced"
+    time_scale = 1.0 / args.dilation if paced else 1.0
     spec = ClusterSpec(
         engine=args.engine,
         pools=Pools.parse(args.pools),
         directory=Path(tempfile.mkdtemp()),
         log_level="ERROR",
-        agent_settings=settings,
+        time_scale=time_scale,
+        profile=args.profile,
+        agent_settings=dict(NOISE) if args.engine == "emulated" else {},
     )
-    async with LocalCluster(spec) as cluster:
-        vocab_size = 262 if args.engine == "vllm" else 384
+    clock = clock_at(time_scale)
+    async with LocalCluster(spec) as cluster, MachineWatch() as watch:
+        began_unix = time.time()
+        vocab_size = 384 if args.engine == "emulated" else 262
         router = cluster.addresses.routers[0]
-        await fresh_requests(router, args, vocab_size)
+        await fresh_requests(router, args, vocab_size, clock)
         before, _ = await ratios(cluster.addresses.redis_url, args.requests)
         print("before calibration (reference profile):", summary(before))
-        options = Options(
-            control_plane=cluster.addresses.control[0],
-            plan=Plan(
-                budget_seconds=args.budget,
-                seed=args.seed,
-                parallel=args.parallel,
-                rules=Rules(accept_jump=True),
-            ),
-            json_path=args.out / "result.json",
-            report_directory=args.out,
-        )
-        try:
-            with Display(Console(width=200)) as display:
-                result = await Calibration(options, display, SystemClock()).run()
-            print(result.message)
-        except CalibrationError as error:
-            print(error)
-            with Display(Console(quiet=True)) as display:
-                forced = Options(
-                    control_plane=options.control_plane,
-                    plan=options.plan,
-                    json_path=args.out / "forced.json",
-                    force=True,
-                )
-                await Calibration(forced, display, SystemClock()).run()
+        await calibrate(cluster.addresses.control[0], args, clock)
         await asyncio.sleep(1.0)  # a router takes a new version over within a second
-        await fresh_requests(router, args, vocab_size)
+        await fresh_requests(router, args, vocab_size, clock)
         after, versions = await ratios(cluster.addresses.redis_url, args.requests)
         print("after calibration:", summary(after), "priced by versions", sorted(versions))
         show(json.loads((args.out / "result.json").read_text()))
+        if paced:
+            load = await watch.so_far()
+            print(read_validity(spec.directory, began_unix, time.time(), load).text())
+
+
+async def calibrate(control_plane: str, args: argparse.Namespace, clock: Clock) -> None:
+    """Calibrate, and force the publication of what was refused."""
+    budget_seconds = args.budget / args.dilation if args.engine == "paced" else args.budget
+    options = Options(
+        control_plane=control_plane,
+        plan=Plan(
+            budget_seconds=budget_seconds,
+            seed=args.seed,
+            parallel=args.parallel,
+            rules=Rules(accept_jump=True),
+        ),
+        json_path=args.out / "result.json",
+        report_directory=args.out,
+    )
+    try:
+        with Display(Console(width=200)) as display:
+            result = await Calibration(options, display, clock).run()
+        print(result.message)
+    except CalibrationError as error:
+        print(error)
+        forced = replace(options, json_path=args.out / "forced.json", force=True)
+        with Display(Console(quiet=True)) as display:
+            await Calibration(forced, display, clock).run()
 
 
 def show(document: dict) -> None:

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from localcluster.errors import ClusterError
-from localcluster.pace import MODEL_OPTIONS, WORKER, paced_flags, paced_profile, paced_server
+from localcluster.pace import (
+    MODEL_OPTIONS,
+    WORKER,
+    paced_flags,
+    paced_profile,
+    paced_server,
+    record_path,
+)
 from localcluster.ports import Ports
 from localcluster.processes import Processes
 from localcluster.spec import ClusterSpec
@@ -77,6 +84,8 @@ class VllmEngines:
             ClusterError: The vLLM environment is missing, or a server does not come up.
         """
         python = vllm_python(self._spec)
+        for instance_id in self.ports if self._paced else ():
+            record_path(self._spec.directory, instance_id).unlink(missing_ok=True)
         spec = {
             "model": await self._model(python),
             "servers": self._servers,

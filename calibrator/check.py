@@ -1,0 +1,35 @@
+"""The gates alone: whether a cluster answers rightly, without measuring it. Warms every pair."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from calibrator.agents import AgentClient
+from calibrator.cluster import ready_targets
+from calibrator.control import ControlClient
+from calibrator.gate_result import GateResult
+from calibrator.gates import Gates
+from servicekit.channel import open_channel
+from servicekit.clock import Clock
+
+_AT_ONCE = 4
+
+
+async def check_cluster(control_plane: str, clock: Clock) -> list[GateResult]:
+    """Run the gates on all READY instances, up to the first that fails.
+
+    Args:
+        control_plane: host:port.
+        clock: What the instances' agents count by.
+
+    Raises:
+        CalibrationError: The control plane does not answer, or nothing is READY.
+    """
+    async with AsyncExitStack() as stack:
+        channel = await stack.enter_async_context(open_channel(control_plane))
+        ready = ready_targets((await ControlClient(control_plane, channel).roster()).instances)
+        clients: dict[str, AgentClient] = {}
+        for target in ready:
+            client = AgentClient(target, open_channel(target.address), clock)
+            clients[target.instance_id] = client
+            stack.push_async_callback(client.close)
+        return await Gates(clients, asyncio.Semaphore(_AT_ONCE), clock).run(ready)
