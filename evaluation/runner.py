@@ -35,6 +35,7 @@ class ResultFile:
         self._path = path
         self._encoder = msgspec.json.Encoder(order="deterministic")
         self.finished: dict[tuple[str, int], SeedResult] = {}
+        self.cells: dict[str, Cell] = {}
         if path is not None and path.is_file():
             self._load(path)
 
@@ -46,6 +47,7 @@ class ResultFile:
             except msgspec.DecodeError:
                 continue
             self.finished[(entry.key, entry.result.seed)] = entry.result
+            self.cells[entry.key] = entry.cell
 
     def add(self, cell: Cell, result: SeedResult) -> None:
         """Keep a result, on disk first."""
@@ -55,6 +57,7 @@ class ResultFile:
             with self._path.open("ab") as file:
                 file.write(self._encoder.encode(Finished(key, cell, result)) + b"\n")
         self.finished[(key, result.seed)] = result
+        self.cells[key] = cell
 
 
 def run_cells(

@@ -1,7 +1,7 @@
 """The simulator as a backend."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dataplane.core.cluster import SloPolicy
 from dataplane.core.request import Targets
@@ -28,8 +28,44 @@ from simulator.values import (
 SINGLE_ROUTER_TELEMETRY_SECONDS = 0.25
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What is around the engines, where it is not as a cell's conditions say.
+
+    Attributes:
+        overhead_seconds: From a client's send to the scheduler.
+        wire_seconds: One way between router and engine.
+        jitter_sigma: Of step times.
+        stall_probability: Of a step.
+        serial_link: Hand-offs to one engine go one after the other.
+    """
+
+    overhead_seconds: float
+    wire_seconds: float
+    jitter_sigma: float
+    stall_probability: float
+    serial_link: bool
+
+    def around(self, spec: ClusterSpec) -> ClusterSpec:
+        """Return a cluster within these surroundings."""
+        timing = replace(
+            spec.timing, overhead_seconds=self.overhead_seconds, wire_seconds=self.wire_seconds
+        )
+        noise = replace(
+            spec.noise, jitter_sigma=self.jitter_sigma, stall_probability=self.stall_probability
+        )
+        return replace(spec, timing=timing, noise=noise, serial_link=self.serial_link)
+
+
 class SimulatedBackend:
-    """Runs cells in virtual time, in this process."""
+    """Runs cells in virtual time, in this process.
+
+    Args:
+        surroundings: Take the place of what the cells say of them.
+    """
+
+    def __init__(self, surroundings: Surroundings | None = None) -> None:
+        self._surroundings = surroundings
 
     def run(self, cell: Cell, seed: int) -> SeedResult:
         """Simulate one seed.
@@ -39,6 +75,8 @@ class SimulatedBackend:
         """
         workload = workload_of(cell)
         spec = cluster_of(cell, seed)
+        if self._surroundings is not None:
+            spec = self._surroundings.around(spec)
         slo = slo_of(cell.conditions.slo_scale)
         scorer = Scorer(cell, slo, profile_of(cell.pool), spec.timing)
         run = simulate(

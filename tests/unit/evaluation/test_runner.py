@@ -1,9 +1,11 @@
 from dataclasses import dataclass, field
+from random import Random
 
+import msgspec
 import pytest
 
-from evaluation.cells import Cell
-from evaluation.runner import ResultFile, run_cells
+from evaluation.cells import Cell, Pool
+from evaluation.runner import ResultFile, in_random_order, run_cells
 from evaluation.simulated import SimulatedBackend
 from tests.unit.evaluation.test_stats_and_rows import result
 
@@ -71,3 +73,22 @@ def test_processes_give_the_same_rows():
 
     assert alone == together
     assert [(n, 4) for n in range(5)] == seen
+
+
+def test_runs_on_a_machine_are_shuffled_within_seed_and_pool():
+    """Seeds and pools keep their order, so that a cluster stays up; policies come in any order."""
+    cells = [
+        msgspec.structs.replace(CELLS[0], policy=policy, pool=pool)
+        for pool in (Pool(), Pool(prefill=1, decode=2))
+        for policy in ("round_robin", "least_loaded", "power_of_two", "marginal_cost")
+    ]
+    tasks = [(cell, seed) for cell in cells for seed in (31, 32)]
+
+    orders = [in_random_order(tasks, Random(i)) for i in range(4)]
+
+    for order in orders:
+        assert [(seed, cell.pool.name) for cell, seed in order] == [
+            (seed, pool) for seed in (31, 32) for pool in ("2P4D", "1P2D") for _ in range(4)
+        ]
+        assert sorted(order, key=repr) == sorted(tasks, key=repr)
+    assert len({tuple(cell.policy for cell, _ in order) for order in orders}) > 1
