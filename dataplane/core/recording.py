@@ -33,6 +33,7 @@ from dataplane.core.events import (
     Tick,
     TokensStreamed,
 )
+from dataplane.core.late_binding import LateBinding
 from dataplane.core.lengths import LengthHistogram
 from dataplane.core.predictor import LengthEstimate
 from dataplane.core.request import Request, Targets
@@ -44,6 +45,7 @@ _PLAIN = {
     cls.__name__: cls for cls in (PrefillDone, TokensStreamed, Finished, Cancelled, Tick, Failed)
 }
 _NEVER = 1e30
+_ADOPTED = "Adopted"
 
 
 class Recording:
@@ -60,7 +62,7 @@ class Recording:
     def submit(self, request: Request, now: float) -> list[Action]:
         """Pass a request on."""
         actions = self._inner.submit(request, now)
-        self._note("Request", now, _request_row(request), actions)
+        self.note("Request", now, _request_row(request), actions)
         return actions
 
     def observe(self, event: Event, now: float) -> list[Action]:
@@ -68,15 +70,16 @@ class Recording:
         actions = self._inner.observe(event, now)
         name = type(event).__name__
         if isinstance(event, SnapshotArrived):
-            self._note(name, now, self._snapshot_row(event.snapshot), actions)
+            self.note(name, now, self._snapshot_row(event.snapshot), actions)
         else:
             values = asdict(event)
             if isinstance(event, Failed):
                 values["leg"] = event.leg.value
-            self._note(name, now, values, actions)
+            self.note(name, now, values, actions)
         return actions
 
-    def _note(self, kind: str, now: float, values: Row, actions: list[Action]) -> None:
+    def note(self, kind: str, now: float, values: Row, actions: list[Action]) -> None:
+        """Write one row."""
         self._write(
             {"type": "event", "now": now, "kind": kind, "values": values, "actions": rows(actions)}
         )
@@ -95,6 +98,27 @@ class Recording:
             self._roster_version = snapshot.roster.version
             row["roster"] = _roster_row(snapshot.roster)
         return row
+
+
+class RecordingDispatcher(Recording):
+    """Late binding that decides for several routers, recorded: they also tell what is under way."""
+
+    def __init__(self, inner: LateBinding, write: Callable[[Row], None]) -> None:
+        super().__init__(inner, write)
+        self._late_binding = inner
+
+    def adopt(
+        self, request: Request, prefill_id: str, decode_id: str, generated_tokens: int, now: float
+    ) -> None:
+        """Pass on a request that is under way."""
+        self._late_binding.adopt(request, prefill_id, decode_id, generated_tokens, now)
+        values = {
+            "request": _request_row(request),
+            "prefill_id": prefill_id,
+            "decode_id": decode_id,
+            "generated_tokens": generated_tokens,
+        }
+        self.note(_ADOPTED, now, values, [])
 
 
 def rows(actions: Iterable[Action]) -> list[Row]:
@@ -121,11 +145,13 @@ def replay(recorded: Iterable[Row], scheduler: Scheduler) -> list[Difference]:
     """Tell a fresh scheduler what was recorded and return where it answered otherwise.
 
     Args:
-        recorded: Rows of one pool and policy, in order; rows of another type are passed over.
+        recorded: Rows of one pool and policy, and of one term of a dispatcher, in order; rows of
+            another type are passed over.
         scheduler: Of the recorded policy and settings, over a fresh pool.
 
     Raises:
         KeyError: A row is of no kind that is known.
+        TypeError: The rows are a dispatcher's, which only late binding can be.
     """
     differences, rosters = [], dict[int, Roster]()
     for index, row in enumerate(recorded):
@@ -133,12 +159,22 @@ def replay(recorded: Iterable[Row], scheduler: Scheduler) -> list[Difference]:
             continue
         if row["kind"] == "Request":
             actions = scheduler.submit(_request(row["values"]), row["now"])
+        elif row["kind"] == _ADOPTED:
+            actions = _adopt(scheduler, row["values"], row["now"])
         else:
             actions = scheduler.observe(_event(row["kind"], row["values"], rosters), row["now"])
         answered = rows(actions)
         if answered != row["actions"]:
             differences.append(Difference(index, row["actions"], answered))
     return differences
+
+
+def _adopt(scheduler: Scheduler, values: Mapping[str, Any], now: float) -> list[Action]:
+    if not isinstance(scheduler, LateBinding | RecordingDispatcher):
+        raise TypeError(f"{scheduler!r} takes over no request that another has placed")
+    held = (values["prefill_id"], values["decode_id"], values["generated_tokens"])
+    scheduler.adopt(_request(values["request"]), *held, now)
+    return []
 
 
 def _event(kind: str, values: Mapping[str, Any], rosters: dict[int, Roster]) -> Event:

@@ -18,7 +18,7 @@ from dataplane.core.errors import InvalidSettingError, UnknownPolicyError
 from dataplane.core.policies.registry import make_policy
 from dataplane.core.pool import Pool
 from dataplane.core.predictor import HistogramPredictor
-from dataplane.core.recording import Recording
+from dataplane.core.recording import Recording, RecordingDispatcher
 from dataplane.core.scheduler import Scheduler
 from dataplane.core.schedulers import LATE_BINDING, make_late_binding, make_scheduler
 from dataplane.gateway.app import Gateway, picker_services
@@ -26,6 +26,7 @@ from dataplane.router.accounts import Accounts
 from dataplane.router.agents import AgentChannels
 from dataplane.router.desk import Desk
 from dataplane.router.dispatch.coordinator import Dispatching
+from dataplane.router.dispatch.hub import Dispatches
 from dataplane.router.dispatch.service import DispatchServicer
 from dataplane.router.feed import SnapshotFeed
 from dataplane.router.fleet import Fleet
@@ -86,6 +87,7 @@ class RouterApp:
         self._clock = clock or clock_at(settings.clock_rate)
         self._router_id = settings.router_id or f"{socket.gethostname()}-{os.getpid()}"
         self._registry = new_registry()
+        self._events = Journal(settings.events_path, self._clock)
         self._stack = AsyncExitStack()
         self._log = structlog.get_logger("dataplane.router")
         self.failure: BaseException | None = None
@@ -179,9 +181,7 @@ class RouterApp:
         return client
 
     def _fleet(self, journal: Journal, metrics: RouterMetrics, feed: SnapshotFeed) -> Fleet:
-        settings = self._settings
-
-        events = Journal(settings.events_path, self._clock)
+        settings, events = self._settings, self._events
         self._background("events", events.run())
 
         def scheduler(name: str, pool: Pool) -> Scheduler:
@@ -219,16 +219,22 @@ class RouterApp:
         address: Callable[[], str],
     ) -> Dispatching:
         """Have one router decide for all where the policy binds late and dispatching is on."""
-        settings = self._settings
+        settings, events = self._settings, self._events
+
+        def dispatcher(pool: Pool, name: str, token: int) -> Dispatches:
+            made = make_late_binding(settings.policy_settings.get(LATE_BINDING, {}), pool)
+            if not events.enabled:
+                return made
+            mark = {"policy": LATE_BINDING, "pool": name, "dispatcher": token}
+            return RecordingDispatcher(made, lambda row: events.write({**row, **mark}))
+
         dispatching = Dispatching(
             client,
             router_id=self._router_id,
             address=lambda: settings.advertised_address or _reachable(address()),
             policy=LATE_BINDING,
             clock=self._clock,
-            make_scheduler=lambda pool: make_late_binding(
-                settings.policy_settings.get(LATE_BINDING, {}), pool
-            ),
+            make_scheduler=dispatcher,
             make_front=lambda pool: Delegating(pool, make_policy(settings.fallback_policy)),
         )
         if settings.dispatch:

@@ -47,7 +47,7 @@ class RouterSettings(ServiceSettings, GatewayFields):
     )
     events_path: Path | None = Field(
         None,
-        description="JSONL file of all that schedulers were told, to replay it; dispatchers are not recorded",
+        description="JSONL file of all that schedulers were told, to replay it; a dispatcher's rows say so",
     )
     clock_rate: float = Field(
         1.0,

@@ -8,9 +8,8 @@ import structlog
 
 from dataplane.core.delegation import Delegating
 from dataplane.core.events import Action
-from dataplane.core.late_binding import LateBinding
 from dataplane.core.pool import Pool
-from dataplane.router.dispatch.hub import Hub
+from dataplane.router.dispatch.hub import Dispatches, Hub
 from dataplane.router.dispatch.lease import Holder, Lease
 from dataplane.router.dispatch.links import LocalLink, RemoteLink
 from dataplane.router.driver import PoolDriver
@@ -19,7 +18,8 @@ from servicekit.clock import Clock
 from servicekit.tasks import end_tasks
 
 _RETRY_SECONDS = 0.1
-MakeLateBinding = Callable[[Pool], LateBinding]
+MakeDispatcher = Callable[[Pool, str, int], Dispatches]
+"""Of a fresh pool, its name and the lease's token."""
 
 
 class PoolCoordinator:
@@ -33,7 +33,7 @@ class PoolCoordinator:
         *,
         router_id: str,
         clock: Clock,
-        make_scheduler: MakeLateBinding,
+        make_scheduler: MakeDispatcher,
     ) -> None:
         self.driver = driver
         self.hub: Hub | None = None
@@ -81,7 +81,8 @@ class PoolCoordinator:
         self._leave()
 
     def _decide(self, lease: Lease, holder: Holder) -> None:
-        hub = Hub(self.driver.name, self._make_scheduler(Pool()), lease, holder.token, self._clock)
+        name, token = self.driver.name, holder.token
+        hub = Hub(name, self._make_scheduler(Pool(), name, token), lease, token, self._clock)
         self.hub = hub
         if self._state is not None:
             self.arrived(self._state)
@@ -151,7 +152,7 @@ class Dispatching:
         address: Callable[[], str],
         policy: str,
         clock: Clock,
-        make_scheduler: MakeLateBinding,
+        make_scheduler: MakeDispatcher,
         make_front: Callable[[Pool], Delegating],
     ) -> None:
         self._client = client

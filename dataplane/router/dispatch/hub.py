@@ -1,17 +1,29 @@
 """The dispatcher's half: one scheduler for all front ends of a pool, for as long as the lease lasts."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
 from dataplane.core.cluster import Snapshot
 from dataplane.core.delegation import Forward, Submission
 from dataplane.core.events import Action, Cancelled, Finished, Reject, SnapshotArrived, Tick, WakeAt
-from dataplane.core.late_binding import LateBinding
+from dataplane.core.request import Request
+from dataplane.core.scheduler import Scheduler
 from dataplane.router.dispatch.lease import Lease
 from servicekit.clock import Clock, Timer
 
 Port = Callable[[Action], None]
+
+
+class Dispatches(Scheduler, Protocol):
+    """A scheduler that also keeps account of what others have placed."""
+
+    def adopt(
+        self, request: Request, prefill_id: str, decode_id: str, generated_tokens: int, now: float
+    ) -> None:
+        """Take over a request that is under way."""
+        ...
 
 
 class Hub:
@@ -22,7 +34,7 @@ class Hub:
     """
 
     def __init__(
-        self, pool: str, scheduler: LateBinding, lease: Lease, token: int, clock: Clock
+        self, pool: str, scheduler: Dispatches, lease: Lease, token: int, clock: Clock
     ) -> None:
         self.pool = pool
         self.token = token

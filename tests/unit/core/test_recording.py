@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from dataplane.core.events import PrefillDone, StartDecode, StartPrefill
 from dataplane.core.lengths import BUCKET_EDGES, LengthHistogram
 from dataplane.core.pool import Pool
 from dataplane.core.predictor import LengthEstimate
-from dataplane.core.recording import Recording, replay
-from dataplane.core.schedulers import SCHEDULERS, make_scheduler
+from dataplane.core.recording import Recording, RecordingDispatcher, replay
+from dataplane.core.schedulers import SCHEDULERS, make_late_binding, make_scheduler
 from tests.unit.core.builders import arrival, request, roster
 from tests.unit.core.fake_cluster import FakeCluster
 from tests.unit.core.test_any_scheduler import Step, engine, happen, steps, submit
@@ -71,3 +72,24 @@ def test_what_is_known_of_lengths_survives() -> None:
     )
 
     assert rows[1]["values"] == again[1]["values"]
+
+
+def test_what_a_dispatcher_takes_over_is_recorded_too() -> None:
+    """Requests that others had placed weigh in a replay as they did; only late binding replays them."""
+    rows: list[str] = []
+    recorded = RecordingDispatcher(
+        make_late_binding({}, Pool()), lambda row: rows.append(json.dumps(row))
+    )
+    recorded.observe(arrival(roster("p0", "p1", "d0", "d1")), 0.0)
+    recorded.adopt(request("old", prompt=4000), "p0", "", 0, 0.1)
+    recorded.adopt(request("older", prompt=4000), "", "d1", 12, 0.1)
+    (start,) = [a for a in recorded.submit(request("new"), 0.2) if isinstance(a, StartPrefill)]
+    decode = recorded.observe(PrefillDone("new", 0.01), 0.25)[0]
+    plain = [json.loads(row) for row in rows]
+    without = [row for row in plain if row["kind"] != "Adopted"]
+
+    assert (start.instance_id, decode) == ("p1", StartDecode("new", "d0"))
+    assert replay(plain, make_late_binding({}, Pool())) == []
+    assert replay(without, make_late_binding({}, Pool())) != []
+    with pytest.raises(TypeError, match="Immediate"):
+        replay(plain, make_scheduler("round_robin", {}, Pool()))
