@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
+from typing import Annotated
 
 import cyclopts
 import msgspec
+from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -25,6 +27,7 @@ from localcluster.errors import ClusterError
 
 REPORTING_SEEDS_FROM = 31
 PLAIN_WIDTH = 150
+NO_OPTIONS = BackendOptions()
 
 
 def run(
@@ -79,7 +82,7 @@ def run(
         return run_cells(
             make_cells(context),
             seeds,
-            make_backend(backend, options or BackendOptions(), stack),
+            make_backend(backend, options or NO_OPTIONS, stack),
             jobs=jobs,
             results=ResultFile(results),
             shuffle=Random(seeds[0]) if backend == PACED else None,
@@ -102,9 +105,7 @@ def evaluate(
     resume: Path | None = None,
     report: Path | None = None,
     cache: Path = Path(".steelyard/saturation.json"),
-    dilation: float = 0.0,
-    journal: Path | None = None,
-    vllm_python: Path = Path(".venv-vllm/bin/python"),
+    options: Annotated[BackendOptions, Parameter(name="*")] = NO_OPTIONS,
     bar: bool = True,
 ) -> int:
     """Run an experiment on simulated or real processes, compare policies, write a report.
@@ -112,9 +113,8 @@ def evaluate(
     Args:
         experiment: table2, calibration, heterogeneity, width, frontier, load, burst-train,
             ablation, noise, grid, scarcity, fairness, routers, staleness or robustness; for real
-            engines measured-table2, measured and measured-workloads.
-        backend: sim: virtual time. emulated: real processes over gRPC. paced: real vLLM at the
-            pace of the profile.
+            engines measured-table2, measured or measured-workloads.
+        backend: sim (virtual time), emulated (real processes), paced (real vLLM at a GPU's pace).
         policies: Comma-separated, each with settings as name:setting=value; all by default.
         seeds: How many, from first_seed on.
         first_seed: Seeds below 31 are for tuning.
@@ -126,26 +126,23 @@ def evaluate(
         resume: Keeps finished seeds, which are not run again; by default beside the rows.
         report: A folder for report.html, report.md and the plots.
         cache: Saturation rates that were searched for.
-        dilation: Real seconds an engine second; left out, 1 for emulated and 3 for paced engines.
-        journal: A folder for every request of every run on real processes.
-        vllm_python: Python of the vLLM environment, for paced engines.
+        options: Of backends on real processes.
         bar: Show a progress bar.
     """
     console = Console(stderr=True)
-    kept = resume or (json.with_suffix(".seeds.jsonl") if json else None)
     try:
         with _progress(console, experiment, shown=bar) as progress:
             rows = run(
                 experiment,
-                policies=[text for text in policies.split(",") if text],
+                policies=_words(policies),
                 seeds=range(first_seed, first_seed + seeds),
                 backend=backend,
-                options=BackendOptions(dilation=dilation, journal=journal, vllm_python=vllm_python),
+                options=options,
                 jobs=jobs,
                 seconds=seconds,
-                workloads=[name for name in workloads.split(",") if name],
+                workloads=_words(workloads),
                 quick=quick,
-                results=kept,
+                results=resume or (json.with_suffix(".seeds.jsonl") if json else None),
                 cache=cache,
                 progress=progress,
                 tell=console.log,
@@ -155,6 +152,10 @@ def evaluate(
         return 2
     publish(experiment, rows, json, report)
     return 0
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
 
 
 def publish(experiment: str, rows: Sequence[Row], json: Path | None, report: Path | None) -> None:
