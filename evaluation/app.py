@@ -111,23 +111,20 @@ def evaluate(
     """Run an experiment on simulated or real processes, compare policies, write a report.
 
     Args:
-        experiment: table2, calibration, heterogeneity, width, frontier, load, burst-train,
-            ablation, noise, grid, scarcity, fairness, routers, staleness or robustness; for real
-            engines measured-table2, measured or measured-workloads.
+        experiment: By name; a wrong one is answered with all that there are.
         backend: sim (virtual time), emulated (real processes), paced (real vLLM at a GPU's pace).
         policies: Comma-separated, each with settings as name:setting=value; all by default.
-        seeds: How many, from first_seed on.
-        first_seed: Seeds below 31 are for tuning.
+        seeds: How many, from first_seed on; those below 31 are for tuning.
         jobs: Processes.
         seconds: Of arrivals in a cell.
         workloads: Comma-separated, of experiments that go over several; all by default.
         quick: A part of the cells.
-        json: Rows go here, one JSON object a line.
-        resume: Keeps finished seeds, which are not run again; by default beside the rows.
+        json: Rows go here, one a line.
+        resume: Keeps finished seeds, which are not run again; else beside the rows.
         report: A folder for report.html, report.md and the plots.
         cache: Saturation rates that were searched for.
-        options: Of backends on real processes.
-        bar: Show a progress bar.
+        options: Of real processes.
+        bar: Show progress.
     """
     console = Console(stderr=True)
     try:
