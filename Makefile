@@ -24,11 +24,11 @@ venv-vllm: ## Make the environment of real vLLM on CPU (2.7 GB, a minute or two)
 	PYTHON=$(PYTHON) tools/make_vllm_env.sh
 
 demo: setup ## Bring a cluster up, send mixed requests through each policy, print the table (ENGINE=vllm for real engines)
-	@if [ "$(ENGINE)" = vllm ]; then $(MAKE) --no-print-directory venv-vllm; fi
+	@if [ "$(ENGINE)" != emulated ]; then $(MAKE) --no-print-directory venv-vllm; fi
 	$(BIN)/steelyard demo --engine $(ENGINE)
 
 up: setup ## Bring a cluster up on this machine until Ctrl-C
-	@if [ "$(ENGINE)" = vllm ]; then $(MAKE) --no-print-directory venv-vllm; fi
+	@if [ "$(ENGINE)" != emulated ]; then $(MAKE) --no-print-directory venv-vllm; fi
 	$(BIN)/steelyard up --engine $(ENGINE)
 
 down: ## Take the compose cluster down with its volumes

@@ -20,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from steelyard.v1 import router_pb2, router_pb2_grpc
 
+from benchmarks.paced_calls import call_seconds
 from calibrator.app import Calibration, Options
 from calibrator.campaign import Plan
 from calibrator.display import Display
@@ -35,6 +36,7 @@ from servicekit.channel import open_channel
 from servicekit.clock import Clock, clock_at
 from servicekit.redis_client import connect
 
+CALL_TOKENS = (32, 512, 1500)
 NOISE = {"jitter_sigma": 0.05, "stall_probability": 0.01, "stall_seconds": 0.02}
 
 
@@ -134,8 +136,12 @@ async def main() -> None:
         await fresh_requests(router, args, vocab_size, clock)
         after, versions = await ratios(cluster.addresses.redis_url, args.requests)
         print("after calibration:", summary(after), "priced by versions", sorted(versions))
-        show(json.loads((args.out / "result.json").read_text()))
+        document = json.loads((args.out / "result.json").read_text())
+        show(document)
         if paced:
+            profile = PROFILES[args.profile]
+            calls = await call_seconds(cluster.addresses.control[0], profile, clock, CALL_TOKENS)
+            show_without_calls(document, calls)
             load = await watch.so_far()
             print(read_validity(spec.directory, began_unix, time.time(), load).text())
 
@@ -163,6 +169,21 @@ async def calibrate(control_plane: str, args: argparse.Namespace, clock: Clock) 
         forced = replace(options, json_path=args.out / "forced.json", force=True)
         with Display(Console(quiet=True)) as display:
             await Calibration(forced, display, clock).run()
+
+
+def show_without_calls(document: dict, calls: dict[int, float]) -> None:
+    """Print the constants that hold a call's own time, without it.
+
+    A prefill that runs alone is seen with its call around it, in p0 and p1 alike; so is a pull, in
+    h0.
+    """
+    listed = ", ".join(f"{tokens} tokens {value * 1e3:.2f} ms" for tokens, value in calls.items())
+    print(f"a call adds, in engine time: {listed}")
+    call = min(calls.values())
+    known = PROFILES[document["profile"]].constants
+    for name in ("p0_seconds", "p1_seconds", "h0_seconds"):
+        value = document["constants"][name] - call
+        print(f"{name} without its call: {value:.4g}  {value / getattr(known, name) - 1:+.1%} off")
 
 
 def show(document: dict) -> None:
