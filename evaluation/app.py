@@ -114,7 +114,8 @@ def evaluate(
         experiment: By name; a wrong one is answered with all that there are.
         backend: sim (virtual time), emulated (real processes), paced (real vLLM at a GPU's pace).
         policies: Comma-separated, each with settings as name:setting=value; all by default.
-        seeds: How many, from first_seed on; those below 31 are for tuning.
+        seeds: How many.
+        first_seed: From this one on; those below 31 are for tuning.
         jobs: Processes.
         seconds: Of arrivals in a cell.
         workloads: Comma-separated, of experiments that go over several; all by default.

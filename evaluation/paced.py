@@ -7,6 +7,7 @@ engines, every pair warmed.
 """
 
 import asyncio
+import os
 import time
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from evaluation.run_journal import RunJournal
 from evaluation.simulated import slo_of
 from localcluster.cluster import LocalCluster
 from localcluster.pace_check import Validity
-from localcluster.pace_machine import MachineWatch
+from localcluster.pace_machine import MachineWatch, prefer
 from localcluster.pace_records import read_validity
 from localcluster.spec import ClusterSpec, Pools
 from servicekit.channel import open_channel
@@ -79,6 +80,7 @@ class PacedBackend:
         self._cluster: LocalCluster | None = None
         self._taught: set[str] = set()
         self._open = AsyncExitStack()
+        prefer(os.getpid())
         self._runner = stack.enter_context(asyncio.Runner())
         stack.callback(lambda: self._runner.run(self._open.aclose()))
 

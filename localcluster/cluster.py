@@ -13,6 +13,7 @@ from steelyard.v1 import control_pb2, control_pb2_grpc, types_pb2
 from localcluster.engines import VllmEngines, engine_url, vllm_python
 from localcluster.errors import ClusterError
 from localcluster.pace import paced_agent
+from localcluster.pace_machine import prefer
 from localcluster.ports import Ports
 from localcluster.processes import PYTHON, Processes, environment
 from localcluster.spec import ClusterSpec
@@ -256,7 +257,9 @@ class LocalCluster:
 
     async def _launch(self, name: str, module: str, prefix: str, settings: dict[str, Any]) -> None:
         variables = environment(f"STEELYARD_{prefix}_", settings)
-        await self.processes.start(name, [PYTHON, "-m", module], variables)
+        child = await self.processes.start(name, [PYTHON, "-m", module], variables)
+        if self.spec.engine == "paced":
+            prefer(child.process.pid)
 
 
 async def _count_ready(stub: control_pb2_grpc.ControlServiceStub) -> int:
