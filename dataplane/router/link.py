@@ -17,6 +17,9 @@ Metadata = Sequence[tuple[str, str]]
 
 _READ_AT_ONCE = 16
 """So many answers are read before the agent is told; it stops at four times that."""
+_LEEWAY_SECONDS = 0.1
+"""A leg may take that much longer than its caller has: whose time is up is told so by whoever gave
+it the time, and ends its legs; this is for callers that cannot."""
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _PREFILL, _DECODE = "prefill", "decode"
 
@@ -195,8 +198,9 @@ class Link:
                 begin.request_id = value
         leg = self._legs[self._number] = Leg(self, self._number)
         if timeout is not None:
-            begin.timeout.FromNanoseconds(max(0, round(timeout * 1e9)))
-            leg.limit(timeout)
+            seconds = max(0.0, timeout) + _LEEWAY_SECONDS
+            begin.timeout.FromNanoseconds(round(seconds * 1e9))
+            leg.limit(seconds)
         if self.ended:
             leg.end(*self._failure)
         self.say(begin)
