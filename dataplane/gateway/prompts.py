@@ -7,10 +7,9 @@ from dataplane.core.cluster import Instance
 from dataplane.gateway.chat_template import ChatTemplate
 from dataplane.gateway.errors import HttpFault, refused
 from dataplane.gateway.model_text import ModelText, ModelTexts
-from dataplane.router.admission import ModelLimits, check_roles, limits_of, tokenizer_source
+from dataplane.router.admission import Facts, FactsByPool, ModelLimits
 from dataplane.router.driver import PoolDriver
 from dataplane.router.fleet import Fleet
-from servicekit.errors import SteelyardError
 
 MAX_PROMPTS = 256
 
@@ -18,10 +17,10 @@ MAX_PROMPTS = 256
 class ServedModel:
     """One model as the gateway needs it: its limits and its text."""
 
-    def __init__(self, driver: PoolDriver, texts: ModelTexts) -> None:
+    def __init__(self, driver: PoolDriver, facts: Facts, texts: ModelTexts) -> None:
         self._driver = driver
+        self._facts = facts
         self._texts = texts
-        self._limits: ModelLimits | None = None
 
     @property
     def name(self) -> str:
@@ -36,9 +35,7 @@ class ServedModel:
     @property
     def limits(self) -> ModelLimits:
         """What holds for each of its instances."""
-        if self._limits is None:
-            self._limits = limits_of(self._driver.pool.roster)
-        return self._limits
+        return self._facts.limits
 
     async def text(self) -> ModelText:
         """Return its tokenizer, fetched from an agent at first use.
@@ -60,8 +57,8 @@ class ServedModel:
         return await self._texts.template(source.tokenizer_sha256, source.address)
 
     def _source(self) -> Instance:
-        check_roles(self._driver.pool.roster)
-        source = tokenizer_source(self._driver.pool.roster)
+        self._facts.check_roles()
+        source = self._facts.source
         assert source is not None, "a pool with roles has an instance"
         return source
 
@@ -72,6 +69,7 @@ class Models:
     def __init__(self, fleet: Fleet, texts: ModelTexts) -> None:
         self._fleet = fleet
         self._texts = texts
+        self._facts = FactsByPool()
 
     def of(self, name: str | None) -> ServedModel:
         """Return a model; without a name the only one there is.
@@ -82,16 +80,20 @@ class Models:
         """
         if next(iter(self._fleet), None) is None:
             raise HttpFault(503, "no model can be served now", retry_after_seconds=1.0)
-        return ServedModel(self._fleet.driver(name or ""), self._texts)
+        return self._model(self._fleet.driver(name or ""))
 
     def all(self) -> list[ServedModel]:
         """Return every model, one a name, in their order."""
         named = {d.name.partition("@")[0]: d for d in sorted(self._fleet, key=lambda d: d.name)}
-        return [ServedModel(driver, self._texts) for driver in named.values()]
+        return [self._model(driver) for driver in named.values()]
 
     def ready(self) -> bool:
         """Whether any model can be served now."""
-        return any(_has_roles(driver) for driver in self._fleet)
+        facts = (self._facts.of(driver.name, driver.pool.roster) for driver in self._fleet)
+        return any(of_one.missing is None for of_one in facts)
+
+    def _model(self, driver: PoolDriver) -> ServedModel:
+        return ServedModel(driver, self._facts.of(driver.name, driver.pool.roster), self._texts)
 
 
 async def prompt_token_ids(
@@ -193,11 +195,3 @@ def _ids(ids: list[Any]) -> list[int]:
         if type(token_id) is not int or not 0 <= token_id < 1 << 32:
             raise refused("prompt", f"has {token_id!r} among its token ids")
     return ids
-
-
-def _has_roles(driver: PoolDriver) -> bool:
-    try:
-        check_roles(driver.pool.roster)
-    except SteelyardError:
-        return False
-    return True

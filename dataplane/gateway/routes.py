@@ -1,6 +1,8 @@
 """From a path to who answers it; errors in one shape, one log line and one count a request."""
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from typing import Any
 
 import structlog
@@ -35,10 +37,10 @@ class Routes:
     ) -> None:
         self._table = table
         self._keys = keys
-        self._metrics = metrics
+        self._requests = cache(metrics.requests.labels)
         self._clock = clock
         self._nobodys = ApiKeys({})
-        self._log = structlog.get_logger("dataplane.gateway")
+        self._log = structlog.get_logger("dataplane.gateway").bind()
 
     async def handle(self, exchange: Exchange) -> None:
         """Answer one request, whatever it is."""
@@ -59,7 +61,7 @@ class Routes:
             exchange.respond(fault.status, error_body(fault), headers=headers)
         finally:
             status = exchange.status if exchange.ended else 499
-            self._metrics.requests.labels(path.decode(), str(status)).inc()
+            self._requests(path.decode(), str(status)).inc()
             self._write_line(exchange, asker, path.decode(), status)
 
     def _endpoint(self, exchange: Exchange) -> Endpoint:
@@ -75,7 +77,9 @@ class Routes:
         return endpoint
 
     def _write_line(self, exchange: Exchange, asker: Asker | None, path: str, status: int) -> None:
-        log = self._log.debug if exchange.request.path in _QUIET_PATHS else self._log.info
+        level = logging.DEBUG if exchange.request.path in _QUIET_PATHS else logging.INFO
+        if not self._log.is_enabled_for(level):
+            return
         call = current_call()
         fields: dict[str, Any] = {
             "path": path,
@@ -92,4 +96,4 @@ class Routes:
             fields["session_id"] = asker.session_id
         if asker is not None and asker.tenant:
             fields["tenant"] = asker.tenant
-        log("http_handled", **fields)
+        self._log.log(level, "http_handled", **fields)

@@ -1,6 +1,7 @@
 """What is kept of each request once it has ended: journal row, outcome, metrics, lengths."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -45,7 +46,14 @@ class Accounts:
         self._router_id = router_id
         self._journal = journal
         self._reporter = reporter
-        self._metrics = metrics
+        # Looking a series up by its labels costs more than counting.
+        self._requests = cache(metrics.requests.labels)
+        self._tokens = cache(metrics.tokens.labels)
+        self._retries = cache(metrics.retries.labels)
+        self._slo = cache(metrics.slo.labels)
+        self._ttft = cache(metrics.ttft.labels)
+        self._tpot = cache(metrics.tpot.labels)
+        self._ttft_ratio = cache(metrics.ttft_ratio.labels)
         self._predictor = predictor
         self._clock = clock
         self._journal_views = journal_views
@@ -71,25 +79,23 @@ class Accounts:
         )
 
     def _count(self, ending: Ending, *, met: bool) -> None:
-        request, record, metrics = ending.decision.request, ending.record, self._metrics
+        request, record = ending.decision.request, ending.record
         model = ending.decision.pool
-        metrics.requests.labels(model, ending.decision.policy, ending.status).inc()
-        metrics.tokens.labels(model, "prompt").inc(request.prompt_tokens)
-        metrics.tokens.labels(model, "completion").inc(record.completion_tokens)
+        self._requests(model, ending.decision.policy, ending.status).inc()
+        self._tokens(model, "prompt").inc(request.prompt_tokens)
+        self._tokens(model, "completion").inc(record.completion_tokens)
         if record.attempts > 1:
-            metrics.retries.labels(model).inc(record.attempts - 1)
+            self._retries(model).inc(record.attempts - 1)
         if ending.status != "ok":
             return
-        metrics.slo.labels(model, request.slo_class, str(met).lower()).inc()
+        self._slo(model, request.slo_class, str(met).lower()).inc()
         ttft, tpot = record.ttft_seconds, record.tpot_seconds
         if ttft is not None:
-            metrics.ttft.labels(model, request.slo_class).observe(ttft)
+            self._ttft(model, request.slo_class).observe(ttft)
             if ending.record.predicted is not None and ending.record.predicted.ttft_seconds > 0:
-                metrics.ttft_ratio.labels(model).observe(
-                    ttft / ending.record.predicted.ttft_seconds
-                )
+                self._ttft_ratio(model).observe(ttft / ending.record.predicted.ttft_seconds)
         if tpot is not None:
-            metrics.tpot.labels(model, request.slo_class).observe(tpot)
+            self._tpot(model, request.slo_class).observe(tpot)
 
     def _outcome(self, ending: Ending, *, met: bool) -> control_pb2.Outcome:
         request, record = ending.decision.request, ending.record

@@ -32,6 +32,45 @@ class ModelLimits:
     vocab_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is asked of a roster at every request.
+
+    Attributes:
+        missing: Why it can serve none; None where it can.
+        source: An instance to fetch the tokenizer from; None where none takes requests.
+    """
+
+    roster: Roster
+    limits: ModelLimits
+    missing: RejectReason | None
+    source: Instance | None
+
+    def check_roles(self) -> None:
+        """Refuse when a role has no instance that takes requests.
+
+        Raises:
+            Unavailable: Names the role.
+        """
+        if self.missing is not None:
+            raise rejection(self.missing)
+
+
+class FactsByPool:
+    """The facts of each pool's roster, worked out once for each roster."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, Facts] = {}
+
+    def of(self, pool: str, roster: Roster) -> Facts:
+        """Return the facts of the roster that a pool has now."""
+        facts = self._facts.get(pool)
+        if facts is None or facts.roster is not roster:
+            facts = Facts(roster, limits_of(roster), missing_role(roster), tokenizer_source(roster))
+            self._facts[pool] = facts
+        return facts
+
+
 def limits_of(roster: Roster) -> ModelLimits:
     """Return the limits of a pool's instances."""
     return ModelLimits(
@@ -84,19 +123,16 @@ def check_fit(tokens: Sequence[int], max_tokens: int, limits: ModelLimits) -> No
         )
 
 
-def check_roles(roster: Roster) -> None:
-    """Refuse when a role has no instance that takes requests.
-
-    Raises:
-        Unavailable: Names the role.
-    """
+def missing_role(roster: Roster) -> RejectReason | None:
+    """Return which role has no instance that takes requests; None where requests can be served."""
     roles = {i.role for i in roster.instances if i.state in _USABLE}
     if Role.MIXED in roles:
-        return
+        return None
     if Role.PREFILL not in roles:
-        raise rejection(RejectReason.NO_PREFILL_INSTANCE)
+        return RejectReason.NO_PREFILL_INSTANCE
     if Role.DECODE not in roles:
-        raise rejection(RejectReason.NO_DECODE_INSTANCE)
+        return RejectReason.NO_DECODE_INSTANCE
+    return None
 
 
 def tokenizer_source(roster: Roster) -> Instance | None:

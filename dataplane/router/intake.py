@@ -9,13 +9,7 @@ from steelyard.v1 import router_pb2
 from dataplane.core.predictor import LengthQuery
 from dataplane.core.request import Request
 from dataplane.core.slo import resolve, urgency
-from dataplane.router.admission import (
-    check_fit,
-    check_roles,
-    check_shape,
-    limits_of,
-    tokenizer_source,
-)
+from dataplane.router.admission import Facts, FactsByPool, check_fit, check_shape
 from dataplane.router.driver import PoolDriver
 from dataplane.router.fleet import Fleet
 from dataplane.router.snapshots import targets_from
@@ -45,6 +39,7 @@ class Intake:
         self._tokenizers = tokenizers
         self._clock = clock
         self._default_policy = default_policy
+        self._facts = FactsByPool()
 
     async def take(
         self, message: router_pb2.GenerateRequest, arrived_at: float, policy: str = ""
@@ -77,9 +72,10 @@ class Intake:
             raise InvalidArgument.of(
                 "slo_class", f"is {message.slo_class!r}; there are: {known}"
             ) from error
-        check_roles(roster)
-        tokens = await self._tokens(message, driver)
-        check_fit(tokens, message.max_tokens, limits_of(roster))
+        facts = self._facts.of(driver.name, roster)
+        facts.check_roles()
+        tokens = await self._tokens(message, facts)
+        check_fit(tokens, message.max_tokens, facts.limits)
         wish = targets_from(message.slo)
         query = LengthQuery(
             model=driver.name.partition("@")[0],
@@ -102,13 +98,9 @@ class Intake:
         )
         return Taken(driver, request, query, name, tokens)
 
-    async def _tokens(
-        self, message: router_pb2.GenerateRequest, driver: PoolDriver
-    ) -> Sequence[int]:
+    async def _tokens(self, message: router_pb2.GenerateRequest, facts: Facts) -> Sequence[int]:
         if message.HasField("token_ids"):
             return message.token_ids.ids
-        source = tokenizer_source(driver.pool.roster)
-        if source is None:
-            check_roles(driver.pool.roster)
-            return ()
+        source = facts.source
+        assert source is not None, "a pool with roles has an instance"
         return await self._tokenizers.encode(message.text, source.tokenizer_sha256, source.address)

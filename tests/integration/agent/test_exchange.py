@@ -59,8 +59,8 @@ async def error_of(leg) -> grpc.aio.AioRpcError:
 
 def handled(client: Client, method: str, code: str) -> float:
     """Return how many calls the agent has counted."""
-    counter = client.running.server._interceptor._handled
-    return counter.labels("steelyard.v1.AgentService", method, code)._value.get()
+    counted = client.running.server._interceptor._handled
+    return counted("steelyard.v1.AgentService", method, code)._value.get()
 
 
 async def test_a_pair_says_on_two_streams_what_its_calls_say():

@@ -7,11 +7,12 @@ from steelyard.v1 import router_pb2
 
 from dataplane.core.cluster import State
 from dataplane.router.admission import (
+    FactsByPool,
     ModelLimits,
     check_fit,
-    check_roles,
     check_shape,
     limits_of,
+    missing_role,
     tokenizer_source,
 )
 from servicekit.errors import InvalidArgument, Unavailable
@@ -153,10 +154,10 @@ def test_a_missing_role_is_unavailable_by_name(names, states, reason):
     """A role counts where an instance is READY or STALE; a mixed one is both."""
     members = roster(*(instance(name, state=states.get(name, State.READY)) for name in names))
     if reason is None:
-        check_roles(members)
+        FactsByPool().of("m", members).check_roles()
         return
     with pytest.raises(Unavailable) as caught:
-        check_roles(members)
+        FactsByPool().of("m", members).check_roles()
 
     assert caught.value.reason == reason
     assert caught.value.retry_after_seconds is not None
@@ -172,3 +173,21 @@ def test_the_tokenizer_comes_from_an_instance_that_has_one():
 
     assert tokenizer_source(members).instance_id == "d1"
     assert tokenizer_source(roster(instance("d0", state=State.JOINING))) is None
+
+
+def test_facts_of_a_roster_are_worked_out_once_and_again_for_its_successor():
+    """The same roster gives the same facts; a new one, and another pool's, give their own."""
+    facts = FactsByPool()
+    first, second = roster("m0"), roster("d0")
+    known = facts.of("a", first)
+    assert facts.of("a", first) is known
+    assert known.limits == limits_of(first)
+    assert known.source is first.instances[0]
+    known.check_roles()
+
+    later = facts.of("a", second)
+
+    assert later.missing is missing_role(second)
+    with pytest.raises(Unavailable):
+        later.check_roles()
+    assert facts.of("b", first).missing is None

@@ -3,9 +3,10 @@
 import pytest
 from steelyard.v1 import types_pb2
 
+from dataplane.core.errors import RejectReason
 from dataplane.core.predictor import BUCKET_EDGES, HistogramPredictor, LengthQuery
 from dataplane.core.schedulers import make_scheduler
-from dataplane.router.admission import check_roles
+from dataplane.router.admission import missing_role
 from dataplane.router.fleet import Fleet
 from dataplane.router.journal import Journal
 from dataplane.router.snapshots import SnapshotReader
@@ -89,9 +90,7 @@ def test_a_pool_whose_last_instance_left_is_empty():
     seen.show(engine("p9", model="other"), engine("d9", model="other"))
 
     assert driver.pool.roster.instances == ()
-    with pytest.raises(Unavailable) as caught:
-        check_roles(driver.pool.roster)
-    assert caught.value.reason == "NO_PREFILL_INSTANCE"
+    assert missing_role(driver.pool.roster) is RejectReason.NO_PREFILL_INSTANCE
     driver.close(ticket)
     assert len(driver.pool.ledger) == 0
 
