@@ -7,7 +7,7 @@ ENGINE ?= emulated
 PYTHON_PACKAGES := calibrator cli controlplane dataplane enginemodel evaluation localcluster servicekit simulator
 
 .PHONY: help setup demo up down test test-unit test-contract test-integration test-real-vllm \
-  test-compose lint fmt types imports protos protos-check bench bench-sim bench-peers load-tools litellm-check venv-vllm lock clean
+  test-compose lint fmt types imports protos protos-check bench bench-sim bench-peers load-tools litellm-check results results-quick venv-vllm lock clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,15 @@ load-tools: setup ## vllm bench serve, guidellm, aiperf, inference-perf against 
 
 litellm-check: setup ## LiteLLM's proxy in front of a gateway: answers, streams, usage, refusals, headers
 	$(BIN)/python -m benchmarks.litellm_check
+
+results: setup venv-vllm ## Measure docs/results.md on paced real engines: hours, resumable (PARTS="table2 others workloads")
+	tools/measure.sh $(PARTS)
+
+results-quick: setup venv-vllm ## A short version: gates, two policies on paced 1P2D, emulated engines beside, fidelity (about 10 min)
+	rm -rf out/quick
+	$(BIN)/steelyard evaluate measured-table2 --quick --backend paced --dilation 2.5 --seeds 1 --seconds 30 --json out/quick/paced.jsonl
+	$(BIN)/steelyard evaluate measured-table2 --quick --backend emulated --dilation 1 --seeds 1 --seconds 30 --json out/quick/emulated.jsonl
+	$(BIN)/steelyard evaluate fidelity out/quick/paced.seeds.jsonl --emulated out/quick/emulated.seeds.jsonl --dilation 2.5 --with-invalid
 
 lock: ## Renew requirements/*.lock
 	$(BIN)/python tools/lock.py

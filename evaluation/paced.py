@@ -44,6 +44,7 @@ from simulator.values import Outcome
 _MODEL = "tiny"
 _LIMITS = ("kv_total_tokens", "max_num_seqs", "max_batched_tokens")
 _PROBES_AT_ONCE = 4
+_TOKENS_AN_EVENT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +193,8 @@ def cluster_spec(pool: Pool, options: PacedOptions) -> ClusterSpec:
         profile=pool.profile,
         profile_overrides=overrides,
         agent_settings={"vllm_fixed_lengths": True},
+        # A token an event costs this machine more than the engine's step; the first comes alone.
+        vllm_flags=("--stream-interval", str(_TOKENS_AN_EVENT)),
         log_level="WARNING",
         directory=options.directory,
         vllm_python=options.vllm_python,

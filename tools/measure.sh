@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Measure the tables of docs/results.md on paced real engines, part by part. What docs/results/ holds
+# already is not run again: an interrupted batch goes on where it was, and a finished one only prints.
+#
+#   tools/measure.sh                 all parts
+#   tools/measure.sh table2 others   these
+#
+# Needs `make setup venv-vllm`, two idle cores, and hours: a run takes (SECONDS_OF_ARRIVALS + about 15)
+# times the dilation.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+seconds=${SECONDS_OF_ARRIVALS:-40}
+into=docs/results
+
+measure() { # experiment, name, dilation, more options
+  local experiment=$1 name=$2 dilation=$3
+  shift 3
+  .venv/bin/steelyard evaluate "$experiment" --backend paced --dilation "$dilation" --seconds "$seconds" \
+    --resume "$into/$name.seeds.jsonl" --json "out/measured/$name.jsonl" \
+    --journal "out/measured/requests" "$@"
+}
+
+for part in "${@:-table2 others workloads}"; do
+  for name in $part; do
+    case $name in
+      table2) measure measured-table2 table2 3 --seeds 3 ;;
+      others) measure measured others 3 --seeds 1 ;;
+      workloads)
+        measure measured-workloads documents-reasoning 3 --seeds 1 --workloads documents,reasoning
+        # Five times as many requests a second, and batches five times as large.
+        measure measured-workloads chat 6 --seeds 1 --workloads chat
+        ;;
+      *)
+        echo "no part named $name: table2, others, workloads" >&2
+        exit 2
+        ;;
+    esac
+  done
+done
