@@ -5,9 +5,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from google.protobuf.message import Message
-
-T = TypeVar("T", bound=Message)
+T = TypeVar("T")
 MAX_BATCH_BYTES = 1024 * 1024
 """A batch is closed before it grows beyond; what is larger by itself travels alone."""
 
@@ -20,13 +18,19 @@ class Outbox(Generic[T]):
 
     Args:
         send: Sends a batch; returns when the stream takes another.
+        size: Says how many bytes a piece has.
         rest_seconds: How long to rest after each.
     """
 
     def __init__(
-        self, send: Callable[[Sequence[T]], Awaitable[None]], *, rest_seconds: float = 0.0
+        self,
+        send: Callable[[Sequence[T]], Awaitable[None]],
+        size: Callable[[T], int],
+        *,
+        rest_seconds: float = 0.0,
     ) -> None:
         self._send = send
+        self._size = size
         self._rest_seconds = rest_seconds
         self._pieces: deque[tuple[T, asyncio.Future[None] | None]] = deque()
         self._urgent = False
@@ -86,7 +90,7 @@ class Outbox(Generic[T]):
         size = 0
         pieces = self._pieces
         while pieces:
-            size += pieces[0][0].ByteSize()
+            size += self._size(pieces[0][0])
             if batch and size > MAX_BATCH_BYTES:
                 break
             piece, done = pieces.popleft()

@@ -133,7 +133,7 @@ class Exchange:
         async def send(legs: Sequence[agent_pb2.LegResponse]) -> None:
             await context.write(agent_pb2.ExchangeResponse(legs=legs))
 
-        outbox = Outbox[agent_pb2.LegResponse](send, rest_seconds=REST_SECONDS)
+        outbox = Outbox(send, agent_pb2.LegResponse.ByteSize, rest_seconds=REST_SECONDS)
         await context.write(agent_pb2.ExchangeResponse())
         loop = asyncio.get_running_loop()
         ways_to_end = [

@@ -32,7 +32,7 @@ def prefill_job(request: agent_pb2.PrefillRequest) -> PrefillJob:
     """
     return PrefillJob(
         request_id=_request_id(request.request_id),
-        prompt=list(request.prompt_token_ids),
+        prompt=request.prompt_token_ids[:],
         sampling=sampling(request.sampling),
     )
 
@@ -45,7 +45,7 @@ def decode_job(request: agent_pb2.DecodeRequest) -> DecodeJob:
     """
     return DecodeJob(
         request_id=_request_id(request.request_id),
-        prompt=list(request.prompt_token_ids),
+        prompt=request.prompt_token_ids[:],
         max_tokens=request.max_tokens,
         sampling=sampling(request.sampling),
         engine_params=request.handoff.engine_params if request.HasField("handoff") else None,

@@ -54,7 +54,6 @@ def jobs_of(
         for choice in range(choices):
             message = router_pb2.GenerateRequest(
                 model=model,
-                token_ids=router_pb2.TokenIds(ids=ids),
                 max_tokens=most,
                 sampling=sampling,
                 slo_class=asker.slo_class,
@@ -63,6 +62,8 @@ def jobs_of(
                 correlation_id=asker.call.request_id,
                 want_text=True,
             )
+            # In place: a long list given to a constructor takes twice the time.
+            message.token_ids.ids.extend(ids)
             if choice and sampling.HasField("seed"):
                 message.sampling.seed = sampling.seed + choice
             jobs.append(Job(place * choices + choice, place, message))

@@ -35,7 +35,8 @@ class AgentChannels:
         """Return the stream that carries prefills and decodes; to be used while `calling`."""
         link = self._links.get(address)
         if link is None or not link.usable:
-            link = self._links[address] = Link(self.stub(address))
+            stub = self.stub(address)
+            link = self._links[address] = Link(self._channels[address], stub)
         return link
 
     @contextmanager

@@ -96,13 +96,13 @@ class Legs:
             LegError: The agent or its engine failed or refused.
         """
         sent_at = self._clock.monotonic()
-        request = agent_pb2.PrefillRequest(
-            request_id=payload.request_id,
-            router_id=self._router_id,
-            prompt_token_ids=payload.prompt_token_ids,
-            sampling=payload.message.sampling,
-            expected_epoch=at.epoch,
-        )
+        request = agent_pb2.ExchangeRequest()
+        prefill = request.legs.add().prefill
+        prefill.request_id = payload.request_id
+        prefill.router_id = self._router_id
+        prefill.prompt_token_ids.extend(payload.prompt_token_ids)
+        prefill.sampling.CopyFrom(payload.message.sampling)
+        prefill.expected_epoch = at.epoch
         with self._agents.calling(at.address):
             agent = self._agents.link(at.address)
             await agent.ready(deadline.timeout())
@@ -142,20 +142,7 @@ class Legs:
         Raises:
             LegError: The agent or its engine failed or refused, or `hangup` was set.
         """
-        request = agent_pb2.DecodeRequest(
-            request_id=payload.request_id,
-            router_id=self._router_id,
-            prompt_token_ids=payload.prompt_token_ids,
-            max_tokens=payload.message.max_tokens,
-            sampling=payload.message.sampling,
-            expected_epoch=at.epoch,
-            want_text=payload.message.want_text,
-        )
-        request.coalesce.FromNanoseconds(round(self._coalesce_seconds * 1e9))
-        if held is not None:
-            request.handoff.CopyFrom(held.handoff)
-            left = max(0.0, held.expires_at - self._clock.monotonic())
-            request.handoff_valid_for.FromNanoseconds(round(left * 1e9))
+        request = self._decode_request(payload, at, held)
         with self._agents.calling(at.address):
             agent = self._agents.link(at.address)
             await agent.ready(deadline.timeout(), hangup)
@@ -182,6 +169,25 @@ class Legs:
             finally:
                 hangup.remove_done_callback(cut)
                 call.cancel()
+
+    def _decode_request(
+        self, payload: Payload, at: Instance, held: HeldHandoff | None
+    ) -> agent_pb2.ExchangeRequest:
+        request = agent_pb2.ExchangeRequest()
+        decode = request.legs.add().decode
+        decode.request_id = payload.request_id
+        decode.router_id = self._router_id
+        decode.prompt_token_ids.extend(payload.prompt_token_ids)
+        decode.max_tokens = payload.message.max_tokens
+        decode.sampling.CopyFrom(payload.message.sampling)
+        decode.expected_epoch = at.epoch
+        decode.want_text = payload.message.want_text
+        decode.coalesce.FromNanoseconds(round(self._coalesce_seconds * 1e9))
+        if held is not None:
+            decode.handoff.CopyFrom(held.handoff)
+            left = max(0.0, held.expires_at - self._clock.monotonic())
+            decode.handoff_valid_for.FromNanoseconds(round(left * 1e9))
+        return request
 
     def abandon(
         self,

@@ -21,6 +21,7 @@ _LEEWAY_SECONDS = 0.1
 """A leg may take that much longer than its caller has: whose time is up is told so by whoever gave
 it the time, and ends its legs; this is for callers that cannot."""
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+_EXCHANGE = "/steelyard.v1.AgentService/Exchange"
 _PREFILL, _DECODE = "prefill", "decode"
 
 
@@ -111,14 +112,21 @@ class Link:
 
     Its stream begins with it and is not begun again: a link that has `ended` is replaced. Messages
     too large to share a stream, and all of them where the agent knows no Exchange, go as calls.
+
+    What begins a leg is an ExchangeRequest of that leg alone, which its caller fills in where it
+    stands: copying a long prompt from message to message costs more than sending it.
     """
 
-    def __init__(self, stub: agent_pb2_grpc.AgentServiceStub) -> None:
+    def __init__(self, channel: grpc.aio.Channel, stub: agent_pb2_grpc.AgentServiceStub) -> None:
         self._stub = stub
         self._legs: dict[int, Leg] = {}
         self._number = 0
-        self._stream: Any = stub.Exchange()
-        self._outbox = Outbox[agent_pb2.LegRequest](self._send)
+        # Requests are given to it encoded: a batch is their encodings one after the other, since a
+        # message's encoding followed by another's reads as the two merged.
+        self._stream: Any = channel.stream_stream(
+            _EXCHANGE, response_deserializer=agent_pb2.ExchangeResponse.FromString
+        )()
+        self._outbox = Outbox[bytes](self._send, len)
         self._failure = (grpc.StatusCode.UNAVAILABLE, "the agent has ended the stream", b"")
         self.ended = False
         self._calls_only = False
@@ -145,19 +153,20 @@ class Link:
 
     async def Prefill(  # noqa: N802
         self,
-        request: agent_pb2.PrefillRequest,
+        request: agent_pb2.ExchangeRequest,
         *,
         timeout: float | None,  # noqa: ASYNC109  as the stub has it
         metadata: Metadata,
     ) -> agent_pb2.PrefillResponse:
-        """Prefill; see the proto.
+        """Prefill what the leg in `request` says; see the proto.
 
         Raises:
             AioRpcError: The agent or its engine failed or refused.
         """
-        if self._calls_only or request.ByteSize() > MAX_BATCH_BYTES:
-            return await self._stub.Prefill(request, timeout=timeout, metadata=metadata)
-        leg = self._begin(agent_pb2.LegRequest(prefill=request), timeout, metadata)
+        leg = self._begin(request, timeout, metadata)
+        if leg is None:
+            prefill = request.legs[0].prefill
+            return await self._stub.Prefill(prefill, timeout=timeout, metadata=metadata)
         try:
             response = await leg.read()
         finally:
@@ -167,17 +176,19 @@ class Link:
         raise _failed(grpc.StatusCode.INTERNAL, "the prefill ended without an answer")
 
     def Decode(  # noqa: N802
-        self, request: agent_pb2.DecodeRequest, *, timeout: float | None, metadata: Metadata
+        self, request: agent_pb2.ExchangeRequest, *, timeout: float | None, metadata: Metadata
     ) -> Any:
-        """Generate; see the proto. What is returned has `read` and `cancel`."""
-        if self._calls_only or request.ByteSize() > MAX_BATCH_BYTES:
-            return self._stub.Decode(request, timeout=timeout, metadata=metadata)
-        return self._begin(agent_pb2.LegRequest(decode=request), timeout, metadata)
+        """Generate what the leg in `request` says; what is returned has `read` and `cancel`."""
+        leg = self._begin(request, timeout, metadata)
+        if leg is None:
+            decode = request.legs[0].decode
+            return self._stub.Decode(decode, timeout=timeout, metadata=metadata)
+        return leg
 
     def say(self, news: agent_pb2.LegRequest) -> None:
         """Tell the agent something; for legs only."""
         if not self.ended:
-            self._outbox.put(news)
+            self._outbox.put(agent_pb2.ExchangeRequest(legs=[news]).SerializeToString())
 
     def forget(self, number: int) -> None:
         """Drop a leg that has ended; for legs only."""
@@ -188,7 +199,13 @@ class Link:
         self._stream.cancel()
         await end_tasks(self._tasks)
 
-    def _begin(self, begin: agent_pb2.LegRequest, timeout: float | None, metadata: Metadata) -> Leg:
+    def _begin(
+        self, request: agent_pb2.ExchangeRequest, timeout: float | None, metadata: Metadata
+    ) -> Leg | None:
+        """Begin a leg; None where it has to go as a call."""
+        if self._calls_only:
+            return None
+        (begin,) = request.legs
         self._number += 1
         begin.leg = self._number
         for key, value in metadata:
@@ -196,18 +213,24 @@ class Link:
                 begin.traceparent = value
             elif key == REQUEST_ID_KEY:
                 begin.request_id = value
-        leg = self._legs[self._number] = Leg(self, self._number)
         if timeout is not None:
             seconds = max(0.0, timeout) + _LEEWAY_SECONDS
             begin.timeout.FromNanoseconds(round(seconds * 1e9))
-            leg.limit(seconds)
+        encoded = request.SerializeToString()
+        if len(encoded) > MAX_BATCH_BYTES:
+            return None
+        leg = Leg(self, self._number)
         if self.ended:
             leg.end(*self._failure)
-        self.say(begin)
+            return leg
+        self._legs[self._number] = leg
+        if timeout is not None:
+            leg.limit(seconds)
+        self._outbox.put(encoded)
         return leg
 
-    async def _send(self, legs: Sequence[agent_pb2.LegRequest]) -> None:
-        await self._stream.write(agent_pb2.ExchangeRequest(legs=legs))
+    async def _send(self, requests: Sequence[bytes]) -> None:
+        await self._stream.write(b"".join(requests))
 
     async def _read(self) -> None:
         read, legs = self._stream.read, self._legs

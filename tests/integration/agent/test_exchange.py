@@ -45,6 +45,20 @@ async def link_to(client: Client):
         await channels.close()
 
 
+def prefill_leg(prompt: list[int], request_id: str = "r") -> agent_pb2.ExchangeRequest:
+    """Make what begins a prefill."""
+    leg = agent_pb2.LegRequest(prefill=prefill_request(prompt, request_id))
+    return agent_pb2.ExchangeRequest(legs=[leg])
+
+
+def decode_leg(
+    prompt: list[int], max_tokens: int = 20, request_id: str = "r", **more: object
+) -> agent_pb2.ExchangeRequest:
+    """Make what begins a decode."""
+    decode = decode_request(prompt, max_tokens, request_id, **more)
+    return agent_pb2.ExchangeRequest(legs=[agent_pb2.LegRequest(decode=decode)])
+
+
 async def tokens_of(leg) -> list[int]:
     """Read a leg to its end."""
     return [token for message in await drain(leg) for token in message.token_ids]
@@ -73,8 +87,8 @@ async def test_a_pair_says_on_two_streams_what_its_calls_say():
 
         async def one(number: int) -> None:
             prompt, name = new_prompt(), f"r{number}"
-            held = await first.Prefill(prefill_request(prompt, name), **UNBOUND)
-            request = decode_request(prompt, request_id=name, handoff=held.handoff)
+            held = await first.Prefill(prefill_leg(prompt, name), **UNBOUND)
+            request = decode_leg(prompt, request_id=name, handoff=held.handoff)
             tokens = await tokens_of(second.Decode(request, **UNBOUND))
             alone, _ = await generate(solo, decode_request(prompt, request_id=name))
             assert tokens == alone
@@ -89,8 +103,8 @@ async def test_cancelling_one_leg_leaves_the_others():
     """The cancelled one leaves the engine; its neighbour goes on to its end."""
     async with agents({**MIXED, "time_scale": 5.0}) as (client,), link_to(client) as link:
         prompt = new_prompt()
-        kept = link.Decode(decode_request(prompt, 100, "kept"), **UNBOUND)
-        cut = link.Decode(decode_request(new_prompt(), 5000, "cut"), **UNBOUND)
+        kept = link.Decode(decode_leg(prompt, 100, "kept"), **UNBOUND)
+        cut = link.Decode(decode_leg(new_prompt(), 5000, "cut"), **UNBOUND)
         await cut.read()
 
         cut.cancel()
@@ -104,7 +118,7 @@ async def test_cancelling_one_leg_leaves_the_others():
 async def test_a_prefill_that_nobody_waits_for_is_not_held():
     """Cancelling who awaits a prefill cancels its leg."""
     async with agents({**PREFILL, **SLOW}) as (client,), link_to(client) as link:
-        call = asyncio.create_task(link.Prefill(prefill_request(new_prompt(4000)), **UNBOUND))
+        call = asyncio.create_task(link.Prefill(prefill_leg(new_prompt(4000)), **UNBOUND))
         await client.until_running(1)
 
         call.cancel()
@@ -117,8 +131,8 @@ async def test_a_prefill_that_nobody_waits_for_is_not_held():
 async def test_a_leg_whose_time_is_up_ends_alone():
     """It ends with DEADLINE_EXCEEDED and frees the engine; its neighbour has no deadline."""
     async with agents({**MIXED, "time_scale": 5.0}) as (client,), link_to(client) as link:
-        kept = link.Decode(decode_request(new_prompt(), 200, "kept"), **UNBOUND)
-        late = link.Decode(decode_request(new_prompt(), 5000, "late"), timeout=0.2, metadata=())
+        kept = link.Decode(decode_leg(new_prompt(), 200, "kept"), **UNBOUND)
+        late = link.Decode(decode_leg(new_prompt(), 5000, "late"), timeout=0.2, metadata=())
 
         error = await error_of(late)
 
@@ -150,11 +164,11 @@ async def test_a_reader_that_is_away_holds_up_only_itself():
     """Unread answers are bounded; others run to their end; once it reads, no token is missing."""
     async with agents({**MIXED, "time_scale": 20.0}) as (client,), link_to(client) as link:
         prompt = new_prompt()
-        away = link.Decode(decode_request(prompt, 3000, "away"), **UNBOUND)
+        away = link.Decode(decode_leg(prompt, 3000, "away"), **UNBOUND)
         await eventually(lambda: len(away._arrived) == MAX_UNREAD)
 
         others = [
-            link.Decode(decode_request(new_prompt(), 500, f"other{n}"), **UNBOUND) for n in range(8)
+            link.Decode(decode_leg(new_prompt(), 500, f"other{n}"), **UNBOUND) for n in range(8)
         ]
         for tokens in await asyncio.gather(*(tokens_of(leg) for leg in others)):
             assert len(tokens) == 500
@@ -168,21 +182,21 @@ async def test_a_reader_that_is_away_holds_up_only_itself():
 async def test_a_refusal_of_a_leg_is_that_of_its_call():
     """Code, reason, message and details are the same, and the stream serves on."""
     async with agents(DECODE) as (client,), link_to(client) as link:
-        bad = decode_request(new_prompt(), 0)
+        bad = decode_leg(new_prompt(), 0)
         with pytest.raises(grpc.aio.AioRpcError) as call:
-            await drain(client.stub.Decode(bad))
+            await drain(client.stub.Decode(bad.legs[0].decode))
 
         leg = await error_of(link.Decode(bad, **UNBOUND))
 
         assert from_rpc_error(leg) == from_rpc_error(call.value)
         assert from_rpc_error(leg).violations
-        assert len(await tokens_of(link.Decode(decode_request(new_prompt()), **UNBOUND))) == 20
+        assert len(await tokens_of(link.Decode(decode_leg(new_prompt()), **UNBOUND))) == 20
 
 
 async def test_legs_are_counted_as_calls():
     """Whoever watches an agent sees its prefills and decodes, however they came."""
     async with agents(MIXED) as (client,), link_to(client) as link:
-        await tokens_of(link.Decode(decode_request(new_prompt()), **UNBOUND))
+        await tokens_of(link.Decode(decode_leg(new_prompt()), **UNBOUND))
 
         await eventually(lambda: handled(client, "Decode", "OK") == 1)
 
@@ -195,7 +209,7 @@ async def test_an_agent_that_goes_breaks_every_leg():
     link = channels.link(agent.info.address)
     await link.ready(10)
     agent._script.decodes.extend([_HANGS, _HANGS])
-    legs = [link.Decode(decode_request([1, 2], request_id=n), **UNBOUND) for n in ("a", "b")]
+    legs = [link.Decode(decode_leg([1, 2], request_id=n), **UNBOUND) for n in ("a", "b")]
     for leg in legs:
         await leg.read()
 
@@ -204,11 +218,11 @@ async def test_an_agent_that_goes_breaks_every_leg():
     for leg in legs:
         assert (await error_of(leg)).code() in _GONE
     assert not link.usable
-    late = await error_of(link.Decode(decode_request([1, 2]), **UNBOUND))
+    late = await error_of(link.Decode(decode_leg([1, 2]), **UNBOUND))
     assert late.code() in _GONE
     await agent.start()
     link = channels.link(agent.info.address)
-    assert await tokens_of(link.Decode(decode_request([1, 2], 3), **UNBOUND)) == expected_tokens(
+    assert await tokens_of(link.Decode(decode_leg([1, 2], 3), **UNBOUND)) == expected_tokens(
         [1, 2], 3
     )
     await channels.close()
@@ -218,12 +232,12 @@ async def test_an_agent_that_goes_breaks_every_leg():
 async def test_a_stopping_agent_ends_the_stream_with_its_last_leg():
     """What runs goes on within the grace, what comes is refused, and an idle stream holds nobody up."""
     async with agents({**MIXED, "time_scale": 5.0}) as (client,), link_to(client) as link:
-        running = link.Decode(decode_request(new_prompt(), 50), **UNBOUND)
+        running = link.Decode(decode_leg(new_prompt(), 50), **UNBOUND)
         await running.read()
         stop = asyncio.create_task(client.running.server.stop(grace_seconds=30))
         await client.running.server.stopping.wait()
 
-        refused = await error_of(link.Decode(decode_request(new_prompt(), 5, "new"), **UNBOUND))
+        refused = await error_of(link.Decode(decode_leg(new_prompt(), 5, "new"), **UNBOUND))
 
         assert refused.code() is grpc.StatusCode.UNAVAILABLE
         assert len(await tokens_of(running)) == 49
@@ -235,8 +249,8 @@ async def test_a_stopping_agent_ends_the_stream_with_its_last_leg():
 async def test_what_is_too_large_to_share_a_stream_goes_as_a_call():
     """A prompt beyond a batch's size is refused or served as ever, and no leg of it begins."""
     async with agents({**MIXED, **FAST}) as (client,), link_to(client) as link:
-        request = decode_request(new_prompt(), 3, "large")
-        request.sampling.extra_json = '{"x": "%s"}' % ("y" * 2 * MAX_BATCH_BYTES)
+        request = decode_leg(new_prompt(), 3, "large")
+        request.legs[0].decode.sampling.extra_json = '{"x": "%s"}' % ("y" * 2 * MAX_BATCH_BYTES)
 
         call = link.Decode(request, **UNBOUND)
 
@@ -254,11 +268,11 @@ async def test_agents_that_know_no_exchange_are_called():
     link = channels.link(agent.info.address)
     await link.ready(10)
 
-    calls = [link.Decode(decode_request([1, 2], 3, name), **UNBOUND) for name in ("a", "b")]
+    calls = [link.Decode(decode_leg([1, 2], 3, name), **UNBOUND) for name in ("a", "b")]
 
     for call in calls:
         assert await tokens_of(call) == expected_tokens([1, 2], 3)
-    assert (await link.Prefill(prefill_request([1, 2]), **UNBOUND)).prompt_tokens == 2
+    assert (await link.Prefill(prefill_leg([1, 2]), **UNBOUND)).prompt_tokens == 2
     assert channels.link(agent.info.address) is link
     await channels.close()
     await agent.stop()
@@ -270,7 +284,7 @@ async def test_an_agent_that_does_not_answer_takes_no_more_than_a_legs_time():
         channels = AgentChannels()
         link: Link = channels.link(address)
         await link.ready(0.05)
-        leg = link.Decode(decode_request([1, 2]), timeout=0.1, metadata=())
+        leg = link.Decode(decode_leg([1, 2]), timeout=0.1, metadata=())
 
         assert (await error_of(leg)).code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await channels.close()

@@ -38,7 +38,7 @@ async def started():
     tasks = []
 
     def start(line: Line, rest_seconds: float = 0.0) -> Outbox:
-        outbox = Outbox(line.send, rest_seconds=rest_seconds)
+        outbox = Outbox(line.send, agent_pb2.LegResponse.ByteSize, rest_seconds=rest_seconds)
         tasks.append(asyncio.create_task(outbox.run()))
         return outbox
 
