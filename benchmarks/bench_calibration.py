@@ -172,14 +172,14 @@ async def calibrate(control_plane: str, args: argparse.Namespace, clock: Clock) 
 
 
 def show_without_calls(document: dict, calls: dict[int, float]) -> None:
-    """Print the constants that hold a call's own time, without it.
+    """Print the constants that hold a call's own time, without what the calibration found it to be.
 
     A prefill that runs alone is seen with its call around it, in p0 and p1 alike; so is a pull, in
     h0.
     """
     listed = ", ".join(f"{tokens} tokens {value * 1e3:.2f} ms" for tokens, value in calls.items())
-    print(f"a call adds, in engine time: {listed}")
-    call = min(calls.values())
+    call = document["fit"]["prefill"]["call_seconds"]
+    print(f"a call was found to add {call * 1e3:.2f} ms of engine time; measured apart: {listed}")
     known = PROFILES[document["profile"]].constants
     for name in ("p0_seconds", "p1_seconds", "h0_seconds"):
         value = document["constants"][name] - call

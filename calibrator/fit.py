@@ -2,8 +2,10 @@
 
 Prefill: p1 n + p2 sum(max(K, T)) + p3 sum(A) over n steps of T tokens and attention A, where the
 knee K = (p0 - p1) / p2 is found from the data: tried over a grid, then solved with the rest. A knee
-that does not pay for its parameter (BIC) is none, and p0 = p1. Decode: d0 + d1 B + d2 KV. Hand-off:
-h0 + bytes / bandwidth beside the decode step that follows it.
+that does not pay for its parameter (BIC) is none, and p0 = p1. A prompt that runs alone is seen with
+its call around it, the gap between two steps is not: where there are enough of both, what a call adds
+is fitted too. p0 and p1 are of a step with its call. Decode: d0 + d1 B + d2 KV. Hand-off: h0 + bytes /
+bandwidth beside the decode step that follows it.
 """
 
 import math
@@ -24,6 +26,8 @@ UNKNOWN = -1.0
 """Standard error of a value that was not measured."""
 _SEARCH_POINTS = 250
 """As many are enough to find roughly where the knee is."""
+_FEWEST_OF_A_KIND = 8
+"""With fewer observations with, or without, a call around them, what it adds is not fitted."""
 _SHORTEST_NEEDED_TOKENS = 64
 """Without a prompt this short nothing is known about the floor p0."""
 
@@ -60,6 +64,8 @@ class PartFit:
         sigma: Robust relative spread of a single observation.
         points: Observations used.
         outliers: Of these, without any weight in the end.
+        call_seconds: Of p0 and p1, what is the call's and not the step's; 0 where unknown.
+        call_error: Its standard error.
     """
 
     constants: dict[str, Constant]
@@ -68,6 +74,8 @@ class PartFit:
     sigma: float
     points: int
     outliers: int
+    call_seconds: float = 0.0
+    call_error: float = 0.0
 
 
 def fit_prefill(observations: Sequence[PrefillObservation]) -> PartFit:
@@ -76,6 +84,12 @@ def fit_prefill(observations: Sequence[PrefillObservation]) -> PartFit:
     seconds = [o.seconds for o in observations]
     names, groups = _groups([o.instance_id for o in observations])
     found = _fit_floor(tokens, attention, seconds, groups)
+    called = np.array([float(o.called) for o in observations])
+    if min(called.sum(), len(called) - called.sum()) >= _FEWEST_OF_A_KIND:
+        with_call = _fit_floor(tokens, attention, seconds, groups, called)
+        gain = len(seconds) * math.log(_loss(found) / _loss(with_call))
+        found = with_call if gain > 2 * math.log(len(seconds)) else found
+    call, call_error, found = _add_call(found)
     p1, p2, p3, p0 = found.parameters
     errors = _errors(found.covariance)
     if tokens.sum(axis=1).min() > _SHORTEST_NEEDED_TOKENS:
@@ -88,18 +102,36 @@ def fit_prefill(observations: Sequence[PrefillObservation]) -> PartFit:
         "p2_seconds_per_token": _constant(p2, errors[1], weights[1]),
         "p3_seconds_per_token_squared": _constant(p3, errors[2], weights[2]),
     }
-    return _part(constants, names, found)
+    return replace(_part(constants, names, found), call_seconds=call, call_error=call_error)
+
+
+def _add_call(found: RobustFit) -> tuple[float, float, RobustFit]:
+    """Return c, its error, and p1, p2, p3, p0 of steps with their call around them."""
+    if len(found.parameters) == 4:
+        return 0.0, 0.0, found
+    mixing = np.hstack([np.eye(4), np.array([[1.0], [0.0], [0.0], [1.0]])])
+    with_calls = replace(
+        found,
+        parameters=mixing @ found.parameters,
+        covariance=mixing @ found.covariance @ mixing.T,
+    )
+    return float(found.parameters[4]), float(_errors(found.covariance)[4]), with_calls
 
 
 def _fit_floor(
-    tokens: Array, attention: Array, seconds: Sequence[float], groups: Sequence[int]
+    tokens: Array,
+    attention: Array,
+    seconds: Sequence[float],
+    groups: Sequence[int],
+    called: Array | None = None,
 ) -> RobustFit:
-    """Return the better of the fits with and without a floor; parameters p1, p2, p3, p0."""
+    """Return the better of the fits with and without a floor; parameters p1, p2, p3, p0 (, c)."""
     times = np.asarray(seconds, dtype=float)
 
     def fixed(knee: float, chosen: npt.NDArray[np.int64], *, rough: bool = False) -> RobustFit:
-        model = FixedKnee(tokens[chosen], attention[chosen], knee)
-        _, rows = model.predict(np.ones(3))
+        some = None if called is None else called[chosen]
+        model = FixedKnee(tokens[chosen], attention[chosen], knee, some)
+        _, rows = model.predict(np.ones(3 if called is None else 4))
         _, members = np.unique(np.asarray(groups)[chosen], return_inverse=True)
         start = _start(rows, times[chosen])
         return fit(model, list(times[chosen]), list(members), start, rough=rough)
@@ -114,9 +146,10 @@ def _fit_floor(
         ((fixed(float(knee), few, rough=True), float(knee)) for knee in grid),
         key=lambda trial: _loss(trial[0]),
     )
-    p1, p2, p3 = _positive(start.parameters, without.parameters)
-    free = fit(FreeFloor(tokens, attention), seconds, groups, [p1, p2, p3, p1 + p2 * knee])
-    p1, p2, _, p0 = free.parameters
+    p1, p2, p3, *call = _positive(start.parameters, without.parameters)
+    model = FreeFloor(tokens, attention, called)
+    free = fit(model, seconds, groups, [p1, p2, p3, p1 + p2 * knee, *call])
+    p1, p2, _, p0 = free.parameters[:4]
     seen = p0 > p1 + p2 * real.min()
     gain = len(seconds) * math.log(_loss(without) / _loss(free))
     return free if seen and gain > 2 * math.log(len(seconds)) else _no_floor(without)
@@ -124,7 +157,7 @@ def _fit_floor(
 
 def _no_floor(found: RobustFit) -> RobustFit:
     """Add p0 = p1, which is a floor that never holds."""
-    order = [0, 1, 2, 0]
+    order = [0, 1, 2, 0, *range(3, len(found.parameters))]
     return replace(
         found,
         parameters=found.parameters[order],
@@ -194,7 +227,7 @@ def _start(rows: Array, seconds: Array) -> list[float]:
 
 def _positive(first: Array, second: Array) -> list[float]:
     """Return the first of two guesses, else the second, else a tiny value, in each place."""
-    return [float(a or b or 1e-12) for a, b in zip(first[:3], second[:3], strict=True)]
+    return [float(a or b or 1e-12) for a, b in zip(first, second, strict=True)]
 
 
 def _groups(instance_ids: Sequence[str]) -> tuple[list[str], list[int]]:

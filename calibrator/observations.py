@@ -29,12 +29,22 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillObservation:
-    """Time of consecutive prefill steps on one instance; seconds > 0."""
+    """Time of consecutive prefill steps on one instance; seconds > 0.
+
+    `called` is false for the gap between two steps, which holds no call's own time: what agent,
+    HTTP server and scheduling add around a prompt that runs alone.
+    """
 
     instance_id: str
     steps: tuple[StepShape, ...]
     seconds: float
     held_out: bool = False
+    called: bool = True
+
+    @property
+    def calls_missing(self) -> int:
+        """How many of its steps have no call of their own around them."""
+        return len(self.steps) - self.called
 
     @property
     def tokens(self) -> int:
@@ -133,8 +143,8 @@ def split_into_steps(
     """Tell from completion times which prompts, sent at once, shared a step.
 
     No step is shorter than a prompt alone at its shortest, but for what a call costs: completions
-    much closer than that ended the same step. Of the first step the whole time counts, of later
-    ones the gap.
+    much closer than that ended the same step, and the first of them tells when: answers come one
+    by one. Of the first step the whole time counts, of later ones the gap.
 
     Args:
         prompt_tokens: Length of each prompt; together they fit into one step.
@@ -158,10 +168,10 @@ def split_into_steps(
     for group in groups:
         begin, end = min(seconds[i] for i in group), max(seconds[i] for i in group)
         smeared = end - begin > _SAME_STEP * shortest_step_seconds
-        if smeared or end - before < _OWN_STEP * shortest_step_seconds:
+        if smeared or begin - before < _OWN_STEP * shortest_step_seconds:
             return []
-        steps.append((together([prompt_tokens[index] for index in group]), end - before))
-        before = end
+        steps.append((together([prompt_tokens[index] for index in group]), begin - before))
+        before = begin
     return steps
 
 

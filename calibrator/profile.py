@@ -121,8 +121,11 @@ def predict_prefill(found: ProfileFit, points: Sequence[PrefillObservation]) -> 
     if not points:
         return []
     times = prefill_times(found.constants, [o.steps for o in points])
-    scales = [_scale(found.prefill, o.instance_id) for o in points]
-    return [float(time * scale) for time, scale in zip(times, scales, strict=True)]
+    call_seconds = found.prefill.call_seconds if found.prefill else 0.0
+    return [
+        float(time - call_seconds * o.calls_missing) * _scale(found.prefill, o.instance_id)
+        for time, o in zip(times, points, strict=True)
+    ]
 
 
 def predict_decode(found: ProfileFit, points: Sequence[DecodeObservation]) -> list[float]:

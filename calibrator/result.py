@@ -91,6 +91,8 @@ def _profile(item: ProfileResult) -> dict[str, Any]:
                 "points": part.points,
                 "outliers": part.outliers,
                 "relative_sigma": part.sigma,
+                "call_seconds": part.call_seconds,
+                "call_seconds_stderr": part.call_error,
             }
             for name, part in found.parts.items()
         },

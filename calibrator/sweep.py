@@ -274,17 +274,21 @@ class ProfileSweep:
         seconds = await instrument.probe_prefill(lengths, self._seed(), self._timeout(task))
         if len(lengths) == 1:
             self._shortest[name] = min(self._shortest.get(name, math.inf), seconds[0])
-            seen = [(task.point.steps(instrument.target.limits), seconds[0])]
+            seen = [(task.point.steps(instrument.target.limits), seconds[0], True)]
         elif name in self._shortest:
             steps = split_into_steps(lengths, seconds, self._shortest[name])
-            seen = [((shape,), duration) for shape, duration in steps]
+            seen = [((shape,), took, i == 0) for i, (shape, took) in enumerate(steps)]
         else:
             return True
         self.seen.prefill += [
             PrefillObservation(
-                instance_id=name, steps=steps, seconds=duration, held_out=task.held_out
+                instance_id=name,
+                steps=steps,
+                seconds=duration,
+                held_out=task.held_out,
+                called=called,
             )
-            for steps, duration in seen
+            for steps, duration, called in seen
         ]
         return bool(seen)
 

@@ -64,6 +64,7 @@ class VirtualInstrument:
         dies_after: int | None = None,
         jitter_sigma: float = 0.05,
         stall_probability: float = 0.01,
+        call_seconds: float = 0.0,
     ) -> None:
         self.target = target
         self.busy = asyncio.Lock()
@@ -74,6 +75,7 @@ class VirtualInstrument:
         self._rng = Random(seed)
         self._dies_after = dies_after
         self._jitter, self._stalls = jitter_sigma, stall_probability
+        self._call_seconds = call_seconds
 
     def engine(self) -> BatchingEngine:
         limits = self.target.limits
@@ -91,17 +93,25 @@ class VirtualInstrument:
         return BatchingEngine(config, self._rng)
 
     async def probe_prefill(self, prompt_tokens, seed, timeout_seconds):
+        """Half of a call comes before the steps, half after; the first one to come runs alone."""
         await self._count_probe()
         engine, times = self.engine(), {}
-        for index, tokens in enumerate(prompt_tokens):
-            engine.submit(SequenceRequest(request_id=str(index), prompt_tokens=tokens))
+        late = [
+            SequenceRequest(request_id=str(index), prompt_tokens=tokens)
+            for index, tokens in enumerate(prompt_tokens)
+        ]
+        engine.submit(late.pop(0))
         now = 0.0
-        while not isinstance(step := engine.begin_step(now), Idle):
+        while True:
+            while late and (now > 0 or self._call_seconds == 0):
+                engine.submit(late.pop(0))
+            if isinstance(step := engine.begin_step(now), Idle):
+                break
             now = step.end_seconds
             for request_id in engine.complete_step().finished:
                 times[int(request_id)] = now
-        await self._clock.sleep(now + 0.002)
-        return [times[index] for index in range(len(prompt_tokens))]
+        await self._clock.sleep(now + self._call_seconds + 0.002)
+        return [times[index] + self._call_seconds for index in range(len(prompt_tokens))]
 
     async def probe_decode(self, point: DecodePoint, seed, timeout_seconds):
         await self._count_probe()

@@ -1,6 +1,7 @@
 """The fit finds constants through noise, and says what it does not know."""
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -130,6 +131,35 @@ def test_a_fifth_of_wild_outliers_does_not_move_the_fit():
         assert got.value == pytest.approx(getattr(A40, constant), rel=0.08), constant
 
 
+def test_what_a_call_adds_is_told_from_what_steps_take():
+    """Prompts alone hold a call, gaps between steps do not: p0 and p1 hold one call, known by itself."""
+    rng, call = Random(8), 0.003
+    alone = [replace(o, seconds=o.seconds + call) for o in prefills(A40, rng, 300)]
+    gaps = [replace(o, called=False) for o in prefills(A40, rng, 150, longest=2048)]
+
+    found = fit_prefill(alone + gaps)
+
+    assert found.call_seconds == pytest.approx(call, abs=3 * found.call_error)
+    assert found.call_error < 0.15 * call
+    for name in ("p0_seconds", "p1_seconds"):
+        got = found.constants[name]
+        step_alone = got.value - found.call_seconds
+        assert step_alone == pytest.approx(getattr(A40, name), abs=4 * got.standard_error), name
+    for name in ("p2_seconds_per_token", "p3_seconds_per_token_squared"):
+        got = found.constants[name]
+        assert abs(got.value - getattr(A40, name)) < 3.5 * got.standard_error, name
+
+
+def test_a_call_is_not_invented():
+    """Where gaps take what steps alone take, and where there are no gaps, a call adds nothing."""
+    rng = Random(9)
+    alone = prefills(A40, rng, 300)
+    gaps = [replace(o, called=False) for o in prefills(A40, rng, 150, longest=2048)]
+
+    assert fit_prefill(alone + gaps).call_seconds < 2e-4
+    assert fit_prefill(alone).call_seconds == 0.0
+
+
 def test_an_engine_without_a_floor_gets_none():
     """Where short prompts follow the line, p0 equals p1 rather than something invented."""
     line = EngineConstants(
@@ -242,7 +272,7 @@ def test_prompts_that_finish_together_shared_a_step():
 
     assert [(shape.tokens, round(seconds, 3)) for shape, seconds in steps] == [
         (100, 0.013),
-        (500, 0.028),
+        (500, 0.027),
     ]
     assert steps[1][0] == together([200, 300])
 

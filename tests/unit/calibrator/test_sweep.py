@@ -55,6 +55,22 @@ def _check_fresh_points(found, profile):
 
 
 @pytest.mark.asyncio
+async def test_a_call_around_each_prompt_is_found_apart_from_the_steps():
+    """A server that adds 4 ms to a prompt: steps are known all the same, and predictions hold."""
+    sweep, _, _ = await calibrate(A40_QWEN, 300.0, seed=1, call_seconds=0.004, jitter_sigma=0.02)
+
+    found, true = sweep.found, A40_QWEN.constants
+    call = found.prefill.call_seconds
+    assert call == pytest.approx(0.004, rel=0.1)
+    assert found.constants.p0_seconds - call == pytest.approx(true.p0_seconds, rel=0.05)
+    assert found.constants.p1_seconds - call == pytest.approx(true.p1_seconds, rel=0.1)
+    assert found.constants.p2_seconds_per_token == pytest.approx(
+        true.p2_seconds_per_token, rel=0.05
+    )
+    assert found.heldout["prefill"].median < 0.03
+
+
+@pytest.mark.asyncio
 async def test_an_instance_that_dies_is_left_out_and_named():
     """The others carry the sweep on; what it had begun is measured elsewhere."""
     sweep, _, instruments = await calibrate(A40_QWEN, 15.0, dies_after={"decode-1": 6})
