@@ -34,7 +34,9 @@ from dataplane.core.events import (
     TokensStreamed,
 )
 from dataplane.core.late_binding import LateBinding
+from dataplane.core.late_binding.preview import Preview
 from dataplane.core.lengths import LengthHistogram
+from dataplane.core.pool import Pool
 from dataplane.core.predictor import LengthEstimate
 from dataplane.core.request import Request, Targets
 from dataplane.core.scheduler import Scheduler
@@ -101,7 +103,7 @@ class Recording:
 
 
 class RecordingDispatcher(Recording):
-    """Late binding that decides for several routers, recorded: they also tell what is under way."""
+    """Late binding, recorded; deciding for several routers, it also hears what is under way."""
 
     def __init__(self, inner: LateBinding, write: Callable[[Row], None]) -> None:
         super().__init__(inner, write)
@@ -119,6 +121,15 @@ class RecordingDispatcher(Recording):
             "generated_tokens": generated_tokens,
         }
         self.note(_ADOPTED, now, values, [])
+
+    def preview(self, now: float) -> Preview:
+        """Say what would be done; asking changes nothing and is not recorded."""
+        return self._late_binding.preview(now)
+
+    @property
+    def pool(self) -> Pool:
+        """What it decides on."""
+        return self._late_binding.pool
 
 
 def rows(actions: Iterable[Action]) -> list[Row]:

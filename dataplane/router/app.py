@@ -15,10 +15,11 @@ from steelyard.v1 import dispatch_pb2, dispatch_pb2_grpc, router_pb2, router_pb2
 
 from dataplane.core.delegation import Delegating
 from dataplane.core.errors import InvalidSettingError, UnknownPolicyError
+from dataplane.core.late_binding import LateBinding
 from dataplane.core.policies.registry import make_policy
 from dataplane.core.pool import Pool
 from dataplane.core.predictor import HistogramPredictor
-from dataplane.core.recording import Recording, RecordingDispatcher
+from dataplane.core.recording import Recording, RecordingDispatcher, Row
 from dataplane.core.scheduler import Scheduler
 from dataplane.core.schedulers import LATE_BINDING, make_late_binding, make_scheduler
 from dataplane.gateway.app import Gateway, picker_services
@@ -30,6 +31,7 @@ from dataplane.router.dispatch.hub import Dispatches
 from dataplane.router.dispatch.service import DispatchServicer
 from dataplane.router.feed import SnapshotFeed
 from dataplane.router.fleet import Fleet
+from dataplane.router.foresight import Foresight
 from dataplane.router.front import Front
 from dataplane.router.inflight import InflightBoard
 from dataplane.router.intake import Intake
@@ -151,7 +153,7 @@ class RouterApp:
             snapshot_age_seconds=lambda: feed.age_seconds,
         )
         dispatching = self._dispatching(client, fleet, feed, lambda: server.address)
-        desk, picker = self._picker(fleet, tokenizers, agents, intake)
+        desk, picker = self._picker(fleet, tokenizers, agents, intake, dispatching)
         server = self._server(front, intake, journal, dispatching, desk=desk, more=picker)
         self._background("feed", feed.run())
         self._background("journal", journal.run())
@@ -188,7 +190,13 @@ class RouterApp:
             made = make_scheduler(name, settings.policy_settings.get(name, {}), pool)
             if not events.enabled:
                 return made
-            return Recording(made, lambda row: events.write({**row, "policy": name}))
+
+            def write(row: Row) -> None:
+                events.write({**row, "policy": name})
+
+            if isinstance(made, LateBinding):
+                return RecordingDispatcher(made, write)
+            return Recording(made, write)
 
         # A policy that cannot be made is told at the start, not to the first client.
         scheduler(settings.policy, Pool())
@@ -276,11 +284,21 @@ class RouterApp:
         )
 
     def _picker(
-        self, fleet: Fleet, tokenizers: Tokenizers, agents: AgentChannels, intake: Intake
+        self,
+        fleet: Fleet,
+        tokenizers: Tokenizers,
+        agents: AgentChannels,
+        intake: Intake,
+        dispatching: Dispatching,
     ) -> tuple[Desk, list[ServiceBinding]]:
         """Construct what decides without dispatching, and Envoy's side of it where wanted."""
         settings = self._settings
-        desk = Desk(fallback=settings.fallback_policy, settings=settings.policy_settings)
+        hub = dispatching.hub if settings.dispatch else None
+        desk = Desk(
+            fallback=settings.fallback_policy,
+            settings=settings.policy_settings,
+            foresee=Foresight(fleet, hub, self._clock),
+        )
         self._stack.callback(desk.stop)
         services = picker_services(
             settings,

@@ -77,12 +77,16 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             request.request, self._clock.monotonic(), _policy_of(context)
         )
         pool = taken.driver.pool
-        placement = self._desk.place(taken.driver.name, taken.request, taken.policy, pool.view)
+        reserving = reserve_seconds > 0
+        answer = self._desk.answer(
+            taken.driver.name, taken.request, taken.policy, pool.view, reserving=reserving
+        )
+        placement = answer.placement
         prefill = pool.instance(placement.prefill_id) if placement.prefill_id else None
         decode = pool.instance(placement.decode_id)
         expected = self._desk.predict(pool, taken.request, prefill, decode)
         receipt = _receipt_of(self._front.decision(taken))
-        receipt.policy = self._desk.answering(taken.policy)
+        receipt.policy = answer.policy
         receipt.prefill_instance_id = placement.prefill_id or ""
         receipt.decode_instance_id = placement.decode_id
         receipt.predicted_ttft.FromNanoseconds(round(expected.ttft_seconds * 1e9))
@@ -91,8 +95,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             receipt=receipt,
             prefill_address=prefill.address if prefill else "",
             decode_address=decode.address if decode else "",
+            held_back=answer.held_back,
         )
-        if reserve_seconds > 0:
+        if reserving:
             response.reservation_id = self._desk.reserve(
                 pool, taken.request, placement, reserve_seconds
             )
@@ -122,14 +127,22 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             receipt = _receipt_of(decision)
         else:
             raise InvalidArgument.of("subject", "is empty; give request_id or request")
-        prefill, decode = self._desk.explain(
-            decision.pool, decision.request, decision.policy, decision.view
+        explained = self._desk.explain(
+            decision.pool,
+            decision.request,
+            decision.policy,
+            decision.view,
+            now=request.WhichOneof("subject") == "request",
         )
+        if explained.placement is not None:
+            receipt.prefill_instance_id = explained.placement.prefill_id or ""
+            receipt.decode_instance_id = explained.placement.decode_id
         return router_pb2.ExplainResponse(
             receipt=receipt,
-            prefill=prefill,
-            decode=decode,
-            priced_by=self._desk.answering(decision.policy),
+            prefill=explained.prefill,
+            decode=explained.decode,
+            priced_by=explained.priced_by,
+            held_back=explained.held_back,
         )
 
     async def Cancel(  # noqa: N802

@@ -26,7 +26,8 @@ class RouterSettings(ServiceSettings, GatewayFields):
         default_factory=dict, description="settings by policy, as JSON"
     )
     fallback_policy: str = Field(
-        "least_loaded", description="answers Route and Explain for policies that bind late"
+        "least_loaded",
+        description="places without a dispatcher, and in Route what a late-binding policy holds back",
     )
     dispatch: bool = Field(
         default=True,

@@ -26,20 +26,34 @@ class Intake:
 
     def take(self, request: Request, now: float) -> Waiting:
         """Return what waits; it is doomed where it cannot make its target any more."""
-        settings, engines, tokens = self._settings, self._engines, request.prompt_tokens
-        ttft = min(
-            max(request.targets.ttft_seconds, _SHORTEST_TTFT_SECONDS),
-            settings.longest_ttft_seconds,
-        )
-        deadline = request.arrived_at + ttft - engines.transfer.seconds(tokens)
-        cost = engines.fleet.prompt_seconds(tokens)
+        ttft, deadline, cost = self._due(request)
         wait = self._terms.wait_factor * self._fifo_wait(cost, now)
         due_by = request.arrived_at + max(wait, self._terms.ttft_factor * ttft)
         self._sequence += 1
         item = Waiting(request, self._sequence, deadline, ttft, due_by, deadline - cost)
-        start_by = now + engines.fleet.fixed_seconds + self._dispatcher.after_prefill_seconds()
-        item.doomed = item.latest_start < start_by - settings.doomed_after_seconds
+        item.doomed = item.latest_start < self._given_up_before(now)
         return item
+
+    def doomed(self, request: Request, now: float) -> bool:
+        """Tell whether a request that came in now could not make its target any more."""
+        _, deadline, cost = self._due(request)
+        return deadline - cost < self._given_up_before(now)
+
+    def _due(self, request: Request) -> tuple[float, float, float]:
+        """Return a request's TTFT target, when its prefill must be over, and what that takes."""
+        tokens = request.prompt_tokens
+        ttft = min(
+            max(request.targets.ttft_seconds, _SHORTEST_TTFT_SECONDS),
+            self._settings.longest_ttft_seconds,
+        )
+        deadline = request.arrived_at + ttft - self._engines.transfer.seconds(tokens)
+        return ttft, deadline, self._engines.fleet.prompt_seconds(tokens)
+
+    def _given_up_before(self, now: float) -> float:
+        start_by = (
+            now + self._engines.fleet.fixed_seconds + self._dispatcher.after_prefill_seconds()
+        )
+        return start_by - self._settings.doomed_after_seconds
 
     def _fifo_wait(self, prompt_seconds: float, now: float) -> float:
         """Return how long a prompt would wait in one queue over all engines served in order."""

@@ -11,6 +11,7 @@ from math import ceil, floor, isfinite, log2
 
 from dataplane.core.late_binding.pace import Pace
 from dataplane.core.late_binding.waiting import Lane, LaneName, Waiting
+from dataplane.core.request import Request
 
 _LATE_HEADS = 9
 _SLOTS_PER_OCTAVE = 32
@@ -45,16 +46,21 @@ class WaitQueue:
     def add(self, item: Waiting) -> None:
         """Take in a request as on time."""
         tokens = item.request.prompt_tokens
-        size = floor(2.0 * log2(tokens))
-        tpot = item.request.targets.tpot_seconds
-        key = (size, floor(4.0 * log2(tpot)) if tpot > 0.0 and isfinite(tpot) else 0)
+        key = _key(item.request)
         lane = self.on_time.get(key)
         if lane is None:
-            lane = self.on_time[key] = Lane(key, ceil(2.0 ** (size / 2.0)))
+            lane = self.on_time[key] = Lane(key, ceil(2.0 ** (key[0] / 2.0)))
         lane.add(item.latest_start, item)
         self.size += 1
         self.on_time_count += 1
         self._count(item, tokens)
+
+    def waits_behind(self, request: Request, *, late: bool) -> bool:
+        """Tell whether a request would come in behind others whom a decision looks at first."""
+        if late:
+            lane = self.late.get(request.slo_class)
+            return lane is not None and lane.live >= _LATE_HEADS
+        return _key(request) in self.on_time
 
     def add_late(self, item: Waiting) -> None:
         """Take in a request as late, or move one there that was on time."""
@@ -178,3 +184,10 @@ class WaitQueue:
             del self._order[bisect_left(self._order, slot)]
         self._tokens -= tokens
         self._squares -= tokens * tokens
+
+
+def _key(request: Request) -> tuple[int, int]:
+    """Return the name of the lane of a request on time."""
+    size = floor(2.0 * log2(request.prompt_tokens))
+    tpot = request.targets.tpot_seconds
+    return (size, floor(4.0 * log2(tpot)) if tpot > 0.0 and isfinite(tpot) else 0)

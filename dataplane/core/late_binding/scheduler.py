@@ -129,7 +129,9 @@ class LateBinding:
 
     def preview(self, now: float) -> Preview:
         """Return what would be done with a request at that time, in the form of a policy."""
-        return Preview(self.engines, self.dispatcher, self._decode_rule, now)
+        idle = len(self._flights) == len(self.queue)
+        parts = (self.engines, self.dispatcher, self._decode_rule, self.gate, self._intake)
+        return Preview(*parts, self.queue, self.settings, now, idle)
 
     def _has_engines(self, request: Request) -> bool:
         """Tell whether a pair is left on which a request has not failed."""
@@ -369,8 +371,7 @@ class LateBinding:
 
     def _reject_stranded(self, now: float) -> list[Action]:
         """Reject those waiting for whom no instance is left."""
-        view, stranded = self.pool.view, []
-        reason = RejectReason.RETRIES_EXHAUSTED
+        view, reason = self.pool.view, RejectReason.RETRIES_EXHAUSTED
         if not self.engines.usable:
             stranded, reason = list(self.queue.items()), view.why_no_prefill()
         else:

@@ -8,6 +8,8 @@ import structlog
 from dataplane.core.cluster import Snapshot
 from dataplane.core.delegation import Forward, Submission
 from dataplane.core.events import Action, Cancelled, Finished, Reject, SnapshotArrived, Tick, WakeAt
+from dataplane.core.late_binding.preview import Preview
+from dataplane.core.pool import Pool
 from dataplane.core.request import Request
 from dataplane.core.scheduler import Scheduler
 from dataplane.router.dispatch.lease import Lease
@@ -17,7 +19,16 @@ Port = Callable[[Action], None]
 
 
 class Dispatches(Scheduler, Protocol):
-    """A scheduler that also keeps account of what others have placed."""
+    """A scheduler that also keeps account of what others have placed, and says what it would do."""
+
+    @property
+    def pool(self) -> Pool:
+        """What it decides on."""
+        ...
+
+    def preview(self, now: float) -> Preview:
+        """Return what it would do with a request at that time."""
+        ...
 
     def adopt(
         self, request: Request, prefill_id: str, decode_id: str, generated_tokens: int, now: float
@@ -38,7 +49,7 @@ class Hub:
     ) -> None:
         self.pool = pool
         self.token = token
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._lease = lease
         self._clock = clock
         self._ports: dict[str, Port] = {}
@@ -47,7 +58,7 @@ class Hub:
         self._log = structlog.get_logger("dataplane.router.dispatch")
 
     def __repr__(self) -> str:
-        return f"<Hub {self.pool!r}, {len(self._ports)} front ends, {self._scheduler!r}>"
+        return f"<Hub {self.pool!r}, {len(self._ports)} front ends, {self.scheduler!r}>"
 
     @property
     def holds(self) -> bool:
@@ -78,7 +89,7 @@ class Hub:
             request_id = message.request.request_id
             self._owners[request_id] = router_id
             if message.prefill_id or message.decode_id:
-                self._scheduler.adopt(
+                self.scheduler.adopt(
                     message.request,
                     message.prefill_id,
                     message.decode_id,
@@ -86,9 +97,9 @@ class Hub:
                     now,
                 )
                 return
-            self._deliver(self._scheduler.submit(message.request, now))
+            self._deliver(self.scheduler.submit(message.request, now))
         elif self._owners.get(message.request_id) == router_id:
-            self._deliver(self._scheduler.observe(message, now))
+            self._deliver(self.scheduler.observe(message, now))
             if isinstance(message, Finished):
                 self._owners.pop(message.request_id, None)
 
@@ -96,7 +107,7 @@ class Hub:
         """Take a new state of the cluster, the front ends' own load left out."""
         if self.holds:
             now = self._clock.monotonic()
-            self._deliver(self._scheduler.observe(SnapshotArrived(snapshot), now))
+            self._deliver(self.scheduler.observe(SnapshotArrived(snapshot), now))
 
     @property
     def in_flight(self) -> int:
@@ -115,7 +126,7 @@ class Hub:
         now = self._clock.monotonic()
         for request_id in [r for r, owner in self._owners.items() if owner == router_id]:
             del self._owners[request_id]
-            self._deliver(self._scheduler.observe(Cancelled(request_id), now))
+            self._deliver(self.scheduler.observe(Cancelled(request_id), now))
 
     def _deliver(self, actions: list[Action]) -> None:
         for action in actions:
@@ -137,4 +148,4 @@ class Hub:
     def _tick(self) -> None:
         self._timer = None
         if self.holds:
-            self._deliver(self._scheduler.observe(Tick(), self._clock.monotonic()))
+            self._deliver(self.scheduler.observe(Tick(), self._clock.monotonic()))

@@ -290,12 +290,18 @@ class RouteResponse(_message.Message):
     PREFILL_ADDRESS_FIELD_NUMBER: _builtins.int
     DECODE_ADDRESS_FIELD_NUMBER: _builtins.int
     RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    HELD_BACK_FIELD_NUMBER: _builtins.int
     prefill_address: _builtins.str
     """Agent address of the prefill instance."""
     decode_address: _builtins.str
     """Agent address of the decode instance."""
     reservation_id: _builtins.str
     """Names the reservation in Cancel; empty where none was asked for."""
+    held_back: _builtins.str
+    """What a policy that binds late would have the request wait for now; the receipt's policy, the
+    fallback, has placed it instead. Empty where it would be sent at once. A reservation counts
+    in this router's ledger alone, so that one is placed by the fallback all the same.
+    """
     @_builtins.property
     def receipt(self) -> Global___Receipt:
         """Where it would run."""
@@ -307,10 +313,11 @@ class RouteResponse(_message.Message):
         prefill_address: _builtins.str = ...,
         decode_address: _builtins.str = ...,
         reservation_id: _builtins.str = ...,
+        held_back: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_address", b"decode_address", "prefill_address", b"prefill_address", "receipt", b"receipt", "reservation_id", b"reservation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_address", b"decode_address", "held_back", b"held_back", "prefill_address", b"prefill_address", "receipt", b"receipt", "reservation_id", b"reservation_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -356,9 +363,14 @@ class ExplainResponse(_message.Message):
     PREFILL_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
     PRICED_BY_FIELD_NUMBER: _builtins.int
+    HELD_BACK_FIELD_NUMBER: _builtins.int
     priced_by: _builtins.str
-    """The policy whose prices these are: the receipt's own, or the fallback that answers for a
-    policy that binds late and has no prices on arrival.
+    """The policy whose prices these are: the receipt's own; for one that binds late the fallback,
+    where the request is a past one or another router decides for the pool.
+    """
+    held_back: _builtins.str
+    """What a policy that binds late would have the request wait for now, in words; the receipt then
+    names no instance. Empty where it would be sent at once to those that the receipt names.
     """
     @_builtins.property
     def receipt(self) -> Global___Receipt:
@@ -379,10 +391,11 @@ class ExplainResponse(_message.Message):
         prefill: _abc.Iterable[Global___CandidateCost] | None = ...,
         decode: _abc.Iterable[Global___CandidateCost] | None = ...,
         priced_by: _builtins.str = ...,
+        held_back: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill", "priced_by", b"priced_by", "receipt", b"receipt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "held_back", b"held_back", "prefill", b"prefill", "priced_by", b"priced_by", "receipt", b"receipt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

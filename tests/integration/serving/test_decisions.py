@@ -83,6 +83,45 @@ async def test_explain_prices_every_candidate(cluster):
     assert chosen.total == past.decode[0].total
 
 
+async def test_late_binding_says_what_it_would_do_now(slow_cluster):
+    """Explain and Route name where it would go; once that is to wait, they say so and for what."""
+    cluster = slow_cluster
+    asked = ids_request([5] * 40, 8, policy="late_binding")
+    explain = router_pb2.ExplainRequest(request=asked)
+
+    async def own_view() -> bool:
+        return (await cluster.stub.Explain(explain)).priced_by == "late_binding"
+
+    await eventually(own_view)
+    idle = await cluster.stub.Explain(explain)
+    routed = await cluster.stub.Route(router_pb2.RouteRequest(request=asked))
+    calls = [
+        cluster.stub.Generate(ids_request([5] * 4_000, 2, policy="late_binding")) for _ in range(6)
+    ]
+
+    async def held() -> bool:
+        return bool((await cluster.stub.Explain(explain)).held_back)
+
+    await eventually(held)
+    busy = await cluster.stub.Explain(explain)
+    placed = await cluster.stub.Route(router_pb2.RouteRequest(request=asked))
+    for call in calls:
+        call.cancel()
+
+    assert (idle.held_back, routed.held_back) == ("", "")
+    assert idle.receipt.prefill_instance_id == routed.receipt.prefill_instance_id == "prefill-0"
+    # Of equals each request's own id takes one.
+    for receipt in (idle.receipt, routed.receipt):
+        assert receipt.decode_instance_id in {"decode-0", "decode-1"}
+    assert routed.receipt.policy == "late_binding"
+    assert busy.priced_by == "late_binding"
+    assert busy.receipt.decode_instance_id == ""
+    assert "has work ahead" in busy.held_back
+    assert placed.receipt.policy == "least_loaded"
+    assert "has work ahead" in placed.held_back
+    assert placed.receipt.decode_instance_id != ""
+
+
 async def test_explain_of_an_unknown_request_is_not_found(cluster):
     """An id that this router has not decided on is NOT_FOUND; nothing given is INVALID_ARGUMENT."""
     codes = []

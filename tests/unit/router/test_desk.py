@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from dataplane.core.errors import InvalidSettingError
-from dataplane.router.desk import Desk
+from dataplane.core.late_binding import LateBinding
+from dataplane.router.desk import Answer, Desk
 from servicekit.errors import Unavailable
 from tests.support.waiting import eventually
 from tests.unit.core.builders import pool, request
@@ -19,9 +20,11 @@ def desk(**settings) -> Desk:
 def test_policies_have_their_settings():
     """A weight that is set shows in the prices, as it does in the scheduler's."""
     here = pool("p0", "d0")
-    plain, _ = desk().explain("pool", request(), "marginal_cost", here.view)
-    heavy, _ = desk(marginal_cost={"own_work": 3.0}).explain(
-        "pool", request(), "marginal_cost", here.view
+    plain = desk().explain("pool", request(), "marginal_cost", here.view).prefill
+    heavy = (
+        desk(marginal_cost={"own_work": 3.0})
+        .explain("pool", request(), "marginal_cost", here.view)
+        .prefill
     )
 
     assert heavy[0].terms["own_work"] == pytest.approx(3 * plain[0].terms["own_work"])
@@ -34,10 +37,58 @@ def test_a_bad_setting_is_not_hidden_by_the_fallback():
 
 
 def test_a_policy_that_binds_late_is_answered_by_the_fallback():
-    """Late binding has no placement on arrival: the fallback names one."""
-    placement = desk().place("pool", request(), "late_binding", pool("p0", "d0").view)
+    """Late binding of which nothing is known here has no placement: the fallback names one."""
+    view = pool("p0", "d0").view
+    placement = desk().place("pool", request(), "late_binding", view)
+    answer = desk().answer("pool", request(), "late_binding", view, reserving=False)
+    explained = desk().explain("pool", request(), "late_binding", view, now=True)
 
     assert (placement.prefill_id, placement.decode_id) == ("p0", "d0")
+    assert answer == Answer(placement, "least_loaded")
+    assert (explained.priced_by, explained.placement) == ("least_loaded", None)
+
+
+def foreseeing(scheduler: LateBinding, now: float) -> Desk:
+    """Return a desk of the router that decides for the pool."""
+    return Desk(
+        fallback="least_loaded",
+        settings={},
+        foresee=lambda _pool, _policy: (scheduler.preview(now), scheduler.pool.view),
+    )
+
+
+def test_late_binding_answers_for_itself_where_it_would_send():
+    """Both answers name what it would do now; a reservation, which it cannot see, is the fallback's."""
+    scheduler = LateBinding(pool("p0", "d0", "d1"))
+    view = scheduler.pool.view
+    at_desk = foreseeing(scheduler, 0.0)
+    explained = at_desk.explain("pool", request(), "late_binding", view, now=True)
+    answers = [
+        at_desk.answer("pool", request(), "late_binding", view, reserving=reserving)
+        for reserving in (False, True)
+    ]
+
+    assert [answer.policy for answer in answers] == ["late_binding", "least_loaded"]
+    assert answers[0].placement == explained.placement
+    assert (explained.priced_by, explained.held_back) == ("late_binding", "")
+    assert set(explained.prefill[0].terms) == {"ahead_seconds", "own_seconds", "handoff_seconds"}
+    assert {row.instance_id for row in explained.decode} == {"d0", "d1"}
+
+
+def test_what_late_binding_holds_back_is_placed_by_the_fallback():
+    """Explain says what the request would wait for and names no instance; Route places it and says so."""
+    scheduler = LateBinding(pool("p0", "d0"))
+    scheduler.submit(request("a", prompt=4000), 0.0)
+    view = scheduler.pool.view
+    at_desk = foreseeing(scheduler, 0.0)
+    explained = at_desk.explain("pool", request(), "late_binding", view, now=True)
+    answer = at_desk.answer("pool", request(), "late_binding", view, reserving=False)
+    past = at_desk.explain("pool", request(), "late_binding", view)
+
+    assert explained.placement is None
+    assert explained.held_back.startswith("every prefill engine has work ahead")
+    assert (answer.policy, answer.held_back) == ("least_loaded", explained.held_back)
+    assert (past.priced_by, past.held_back) == ("least_loaded", "")
 
 
 def test_nothing_to_place_on_is_unavailable():
@@ -84,7 +135,7 @@ def test_candidates_that_were_passed_over_are_told_why():
     """An excluded instance is listed after the priced ones, with the reason."""
     here = pool("p0", "d0", "d1")
     failed = request(excluded=frozenset({"d1"}))
-    _, decode = desk().explain("pool", failed, "least_loaded", here.view)
+    decode = desk().explain("pool", failed, "least_loaded", here.view).decode
 
     assert [(row.instance_id, bool(row.excluded)) for row in decode] == [
         ("d0", False),
