@@ -6,7 +6,6 @@ What it relies on and where that was seen: docs/engine-findings.md.
 import asyncio
 from collections.abc import Collection, Coroutine, Sequence
 
-import aiohttp
 import msgspec
 import structlog
 
@@ -59,7 +58,6 @@ class EngineVllm:
     def __init__(
         self,
         http: VllmHttp,
-        session: aiohttp.ClientSession,
         clock: Clock,
         *,
         fallbacks: Fallbacks,
@@ -67,7 +65,6 @@ class EngineVllm:
         fixed_lengths: bool = False,
     ) -> None:
         self._http = http
-        self._session = session
         self._clock = clock
         self._fallbacks = fallbacks
         self._fixed_lengths = fixed_lengths
@@ -136,10 +133,10 @@ class EngineVllm:
         if fields is not None:
             _check_blocks(fields, len(job.prompt), description.block_tokens)
         body = decode_body(job, description.model)
-        response = await self._http.stream(COMPLETIONS, body, job.request_id)
+        answer = await self._http.stream(COMPLETIONS, body, job.request_id)
         if fields is not None:
             self._known_peers.add(fields.remote_engine_id)
-        return VllmStream(job, response, self._clock)
+        return VllmStream(job, answer, self._clock)
 
     async def release(self, engine_params: bytes, prompt: Sequence[int]) -> bool:
         """Free a held KV cache of a prefill engine that this one may pull from.
@@ -230,7 +227,7 @@ class EngineVllm:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._session.close()
+        await self._http.close()
 
     def _known(self) -> EngineDescription:
         if self._description is None:

@@ -8,10 +8,11 @@ import structlog
 
 from dataplane.agent.engine_vllm import EngineVllm
 from dataplane.agent.errors import EngineNotStarted
+from dataplane.agent.http_client import HttpClient
 from dataplane.agent.settings import AgentSettings
 from dataplane.agent.supervisor import Supervisor, wait_healthy
 from dataplane.agent.vllm_describe import Fallbacks
-from dataplane.agent.vllm_http import VllmHttp, new_session
+from dataplane.agent.vllm_http import VllmHttp
 from servicekit.clock import Clock
 from servicekit.errors import SettingsInvalid, SteelyardError
 
@@ -38,8 +39,7 @@ async def start_vllm(settings: AgentSettings, clock: Clock, stack: AsyncExitStac
         supervisor = Supervisor(command, log_path=settings.vllm_log_path, clock=clock)
         stack.push_async_callback(supervisor.stop)
         await supervisor.start()
-    session = new_session()
-    http = VllmHttp(session, settings.vllm_url)
+    http = VllmHttp(HttpClient(settings.vllm_url))
     fallbacks = Fallbacks(
         dtype=settings.vllm_dtype,
         max_num_seqs=settings.vllm_max_num_seqs,
@@ -51,7 +51,6 @@ async def start_vllm(settings: AgentSettings, clock: Clock, stack: AsyncExitStac
     )
     engine = EngineVllm(
         http,
-        session,
         clock,
         fallbacks=fallbacks,
         metrics_interval_seconds=settings.vllm_metrics_seconds,

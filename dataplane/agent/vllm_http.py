@@ -1,19 +1,17 @@
 """HTTP to one vLLM server on this host: calls, and the meaning of its refusals."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
 
-import aiohttp
 import msgspec
 
 from dataplane.agent.errors import EngineAnswerUnreadable, EngineFailed, EngineUnavailable
+from dataplane.agent.http_client import Answer, HttpClient
 from dataplane.agent.vllm_shapes import ErrorAnswer, StreamError
 from servicekit.errors import InvalidArgument, NotFound, SteelyardError
 
 COMPLETIONS = "/v1/completions"
-_CONNECT_SECONDS = 5.0
 _MESSAGE_CHARACTERS = 500
 _FIELDS = {
     "max_tokens": "max_tokens",
@@ -27,13 +25,12 @@ _FIELDS = {
 class VllmHttp:
     """One server's HTTP interface."""
 
-    def __init__(self, session: aiohttp.ClientSession, base_url: str) -> None:
-        self._session = session
-        self._base_url = base_url.rstrip("/")
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
 
     def __repr__(self) -> str:
         """Show where the server is."""
-        return f"VllmHttp({self._base_url})"
+        return f"VllmHttp({self._client!r})"
 
     async def post(self, path: str, body: bytes, request_id: str = "") -> bytes:
         """Post JSON and return the answer's bytes.
@@ -41,16 +38,10 @@ class VllmHttp:
         Raises:
             SteelyardError: the server refused, failed, or does not answer.
         """
-        async with (
-            _translated(),
-            self._session.post(
-                self._base_url + path, data=body, headers=_headers(request_id)
-            ) as response,
-        ):
-            data = await response.read()
-            if response.status != HTTPStatus.OK:
-                raise refusal(response.status, data)
-            return data
+        status, data = await self._whole("POST", path, body, request_id)
+        if status != HTTPStatus.OK:
+            raise refusal(status, data)
+        return data
 
     async def status_of(self, path: str, body: bytes) -> int:
         """Post JSON and return only the status.
@@ -58,30 +49,23 @@ class VllmHttp:
         Raises:
             EngineUnavailable: the server does not answer.
         """
-        async with (
-            _translated(),
-            self._session.post(self._base_url + path, data=body, headers=_headers("")) as response,
-        ):
-            await response.read()
-            return response.status
+        status, _ = await self._whole("POST", path, body)
+        return status
 
-    async def stream(self, path: str, body: bytes, request_id: str) -> aiohttp.ClientResponse:
-        """Post JSON and return the open response; closing it aborts the request.
+    async def stream(self, path: str, body: bytes, request_id: str) -> Answer:
+        """Post JSON and return the open answer; closing it aborts the request.
 
         Raises:
             SteelyardError: the server refused, failed, or does not answer.
         """
-        async with _translated():
-            response = await self._session.post(
-                self._base_url + path, data=body, headers=_headers(request_id)
-            )
-            if response.status != HTTPStatus.OK:
-                try:
-                    data = await response.read()
-                finally:
-                    response.release()
-                raise refusal(response.status, data)
-            return response
+        try:
+            answer = await self._client.ask("POST", path, body, _headers(request_id))
+            if answer.status == HTTPStatus.OK:
+                return answer
+            data = await _body_of(answer)
+        except (TimeoutError, OSError) as error:
+            raise unreachable(error) from error
+        raise refusal(answer.status, data)
 
     async def get(self, path: str, timeout_seconds: float = 10.0) -> bytes:
         """Get a page.
@@ -89,22 +73,27 @@ class VllmHttp:
         Raises:
             SteelyardError: the server refused, failed, or does not answer.
         """
-        timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-        url = self._base_url + path
-        async with _translated(), self._session.get(url, timeout=timeout) as response:
-            data = await response.read()
-            if response.status != HTTPStatus.OK:
-                raise refusal(response.status, data)
-            return data
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                status, data = await self._whole("GET", path)
+        except TimeoutError as error:
+            raise unreachable(error) from error
+        if status != HTTPStatus.OK:
+            raise refusal(status, data)
+        return data
 
+    async def close(self) -> None:
+        """Hang up; requests under way are aborted by that."""
+        await self._client.close()
 
-def new_session() -> aiohttp.ClientSession:
-    """Open a session for one engine: as many connections as requests, no time limit on answers."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-        trust_env=False,
-    )
+    async def _whole(
+        self, method: str, path: str, body: bytes = b"", request_id: str = ""
+    ) -> tuple[int, bytes]:
+        try:
+            answer = await self._client.ask(method, path, body, _headers(request_id))
+            return answer.status, await _body_of(answer)
+        except (TimeoutError, OSError) as error:
+            raise unreachable(error) from error
 
 
 def refusal(status: int, data: bytes) -> SteelyardError:
@@ -143,17 +132,24 @@ def _field(param: str | None) -> str:
     return _FIELDS.get(name, f"sampling.{name}")
 
 
-def _headers(request_id: str) -> dict[str, str]:
-    headers = {"Content-Type": "application/json"}
-    if request_id:
-        headers["X-Request-Id"] = request_id
-    return headers
+def _headers(request_id: str) -> Sequence[tuple[str, str]]:
+    """Return the headers of a request; an id that no header can hold is left out."""
+    if request_id and request_id.isascii() and request_id.isprintable():
+        return (("x-request-id", request_id),)
+    return ()
 
 
-@asynccontextmanager
-async def _translated() -> AsyncIterator[Any]:
-    """Turn failures of the connection into our errors."""
+async def _body_of(answer: Answer) -> bytes:
+    """Read an answer to its end; one that is not read to its end aborts its request."""
     try:
-        yield
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise EngineUnavailable(f"the engine does not answer: {error!r}") from error
+        data = await answer.read_all()
+    except BaseException:
+        answer.close()
+        raise
+    answer.release()
+    return data
+
+
+def unreachable(error: Exception) -> EngineUnavailable:
+    """Return the error for a connection that could not be had, or broke."""
+    return EngineUnavailable(f"the engine does not answer: {error!r}")

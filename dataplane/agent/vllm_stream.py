@@ -1,13 +1,12 @@
 """One streamed generation of a vLLM server."""
 
 import asyncio
-import contextlib
 
-import aiohttp
 import msgspec
 
 from dataplane.agent.engine import Chunk, DecodeJob, Finish, Logprob, TokenUsage
 from dataplane.agent.errors import EngineFailed, EngineUnavailable
+from dataplane.agent.http_client import Answer
 from dataplane.agent.vllm_http import meaning, unreadable
 from dataplane.agent.vllm_shapes import Choice, StreamEvent, finish_of, logprobs_of
 from servicekit.clock import Clock
@@ -15,8 +14,6 @@ from servicekit.clock import Clock
 _EVENT = msgspec.json.Decoder(StreamEvent)
 _DATA = b"data: "
 _DONE = b"[DONE]"
-_REUSE_SECONDS = 0.05
-"""How long a finished stream may take to end, for its connection to be used again."""
 
 
 class SseReader:
@@ -34,9 +31,9 @@ class SseReader:
 class VllmStream:
     """Reads whatever the server has sent, however many engine steps that is."""
 
-    def __init__(self, job: DecodeJob, response: aiohttp.ClientResponse, clock: Clock) -> None:
+    def __init__(self, job: DecodeJob, answer: Answer, clock: Clock) -> None:
         self._job = job
-        self._response = response
+        self._answer = answer
         self._clock = clock
         self._sse = SseReader()
         self._done = False
@@ -78,13 +75,9 @@ class VllmStream:
             return
         self._closed.set()
         if self._done:
-            with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
-                async with asyncio.timeout(_REUSE_SECONDS):
-                    while await self._response.content.readany():
-                        pass
-                self._response.release()
-                return
-        self._response.close()
+            self._answer.release()
+        else:
+            self._answer.close()
 
     async def _receive(self) -> bytes | None:
         """Return the next bytes; None where somebody has closed the stream.
@@ -95,8 +88,8 @@ class VllmStream:
         if self._closed.is_set():
             return None
         try:
-            data = await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
+            data = await self._answer.read_some()
+        except OSError as error:
             if self._closed.is_set():
                 return None
             raise EngineUnavailable(f"the engine's stream broke: {error!r}") from error

@@ -23,9 +23,10 @@ from dataplane.agent.engine import (
 )
 from dataplane.agent.engine_emulated import EngineEmulated
 from dataplane.agent.engine_vllm import EngineVllm
+from dataplane.agent.http_client import HttpClient
 from dataplane.agent.settings import AgentSettings
 from dataplane.agent.vllm_describe import Fallbacks
-from dataplane.agent.vllm_http import VllmHttp, new_session
+from dataplane.agent.vllm_http import VllmHttp
 from servicekit.clock import SystemClock
 from servicekit.errors import InvalidArgument
 from tests.real_vllm.engine_cluster import engine_cluster, make_tiny_model, servers_spec
@@ -69,10 +70,8 @@ async def real_trio(stack: AsyncExitStack, directory: Path) -> Trio:
     cluster = await asyncio.to_thread(stack.enter_context, engine_cluster(model, servers))
     engines = []
     for name in ("p0", "d0", "solo"):
-        session = new_session()
         engine = EngineVllm(
-            VllmHttp(session, f"http://127.0.0.1:{cluster.ports[name]}"),
-            session,
+            VllmHttp(HttpClient(f"http://127.0.0.1:{cluster.ports[name]}")),
             SystemClock(),
             fallbacks=Fallbacks(
                 dtype="auto",

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from dataplane.agent.engine_vllm import EngineVllm
+from dataplane.agent.http_client import HttpClient
 from dataplane.agent.vllm_describe import Fallbacks
-from dataplane.agent.vllm_http import VllmHttp, new_session
+from dataplane.agent.vllm_http import VllmHttp
 from servicekit.clock import SystemClock
 
 HANDOFF = {
@@ -103,10 +104,8 @@ async def serving(double: VllmDouble, port: int = 0) -> AsyncIterator[int]:
 @asynccontextmanager
 async def engine_at(port: int) -> AsyncIterator[EngineVllm]:
     """An engine that speaks to it."""
-    session = new_session()
     engine = EngineVllm(
-        VllmHttp(session, f"http://127.0.0.1:{port}"),
-        session,
+        VllmHttp(HttpClient(f"http://127.0.0.1:{port}")),
         SystemClock(),
         fallbacks=Fallbacks(
             dtype="auto", max_num_seqs=8, max_batched_tokens=512, lease_seconds=30.0, profile=""
