@@ -93,7 +93,7 @@ class VirtualInstrument:
         return BatchingEngine(config, self._rng)
 
     async def probe_prefill(self, prompt_tokens, seed, timeout_seconds):
-        """Half of a call comes before the steps, half after; the first one to come runs alone."""
+        """A call comes around the steps; the first prompt to come runs alone, held up by the others."""
         await self._count_probe()
         engine, times = self.engine(), {}
         late = [
@@ -101,6 +101,7 @@ class VirtualInstrument:
             for index, tokens in enumerate(prompt_tokens)
         ]
         engine.submit(late.pop(0))
+        crowd_seconds = 0.2 * self._call_seconds * len(late)
         now = 0.0
         while True:
             while late and (now > 0 or self._call_seconds == 0):
@@ -111,7 +112,8 @@ class VirtualInstrument:
             for request_id in engine.complete_step().finished:
                 times[int(request_id)] = now
         await self._clock.sleep(now + self._call_seconds + 0.002)
-        return [times[index] + self._call_seconds for index in range(len(prompt_tokens))]
+        around_seconds = self._call_seconds + crowd_seconds
+        return [times[index] + around_seconds for index in range(len(prompt_tokens))]
 
     async def probe_decode(self, point: DecodePoint, seed, timeout_seconds):
         await self._count_probe()
