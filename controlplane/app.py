@@ -72,7 +72,9 @@ class ControlPlane:
             Library(self._store, metrics),
             metrics=metrics,
             clock=clock,
-            auto_publish=settings.auto_publish,
+            publish_after_seconds=(
+                settings.publish_after_seconds if settings.auto_publish else None
+            ),
         )
         service = ControlService(
             self._store,

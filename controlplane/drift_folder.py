@@ -22,8 +22,6 @@ from servicekit.errors import Aborted, InvalidArgument, RedisUnavailable
 _LOOK_SECONDS = 0.1
 _FOLD_SECONDS = 1.0
 _WRITE_SECONDS = 10.0
-_SETTLE_SECONDS = 60.0
-"""How long a drift must last, and be learned, before it is published by itself."""
 _MOST_OUTCOMES = 2_000
 _FEWEST_TOKENS = 8
 
@@ -38,7 +36,8 @@ class DriftFolder:
         library: Publishes proposals where that is wanted.
         metrics: Shows ratios.
         clock: Paces the loop.
-        auto_publish: Publish what a lasting drift proposes.
+        publish_after_seconds: Publish what a drift proposes once it has lasted that long, and was
+            learned for as long; None never does.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class DriftFolder:
         *,
         metrics: ControlMetrics,
         clock: Clock,
-        auto_publish: bool,
+        publish_after_seconds: float | None,
     ) -> None:
         self._store = store
         self._feed = feed
@@ -58,7 +57,7 @@ class DriftFolder:
         self._library = library
         self._metrics = metrics
         self._clock = clock
-        self._auto_publish = auto_publish
+        self._publish_after_seconds = publish_after_seconds
         self.outcomes = 0
         """Finished requests looked at here."""
         self._log = structlog.get_logger("controlplane.drift")
@@ -215,13 +214,14 @@ class DriftFolder:
 
     async def _publish(self, proposals: dict[str, Constants]) -> None:
         """Publish what lasted, where that is wanted."""
-        if not self._auto_publish:
+        settle_seconds = self._publish_after_seconds
+        if settle_seconds is None:
             return
         now = self._clock.unix()
         for profile, proposed in proposals.items():
             since = [d.since_unix_seconds for d in self._watch.drifting if d.profile == profile]
-            settled = since and now - min(since) >= _SETTLE_SECONDS
-            if settled and now - self._published.get(profile, 0.0) >= _SETTLE_SECONDS:
+            settled = since and now - min(since) >= settle_seconds
+            if settled and now - self._published.get(profile, 0.0) >= settle_seconds:
                 self._published[profile] = now
                 try:
                     await self._library.publish(proposed, accept_jump=True)

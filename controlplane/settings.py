@@ -58,6 +58,9 @@ class ControlPlaneSettings(ServiceSettings):
         description="publish the constants that live traffic proposes when engines drift; else "
         "they are proposed only",
     )
+    publish_after_seconds: float = Field(
+        60.0, ge=0, description="auto_publish: how long a drift must last, and be learned"
+    )
 
     def timing(self) -> Timing:
         """Pick what liveness needs."""

@@ -68,6 +68,7 @@ def emulated_options(settings: AgentSettings) -> EmulatedOptions:
         time_scale=settings.time_scale,
         seed=settings.seed,
         host=settings.side_channel_host,
+        slowness_schedule=tuple(sorted(settings.slowness_schedule)),
     )
 
 

@@ -53,6 +53,8 @@ class EmulatedOptions:
         mean_output_tokens: Mean length of texts that end by themselves.
         time_scale: Engine seconds a real second; inf for as fast as the machine can.
         seed: Of jitter and stalls.
+        slowness_schedule: (seconds after its start, factor on every step), in order; each holds
+            until the next.
         host: Where other engines reach its side channel.
     """
 
@@ -65,6 +67,7 @@ class EmulatedOptions:
     time_scale: float
     seed: int
     host: str
+    slowness_schedule: tuple[tuple[float, float], ...] = ()
 
 
 class EngineEmulated:
@@ -78,6 +81,8 @@ class EngineEmulated:
         tokenizer_config: bytes | None = None,
     ) -> None:
         self._clock = clock
+        self._constants = options.batching.constants
+        self._slowness_schedule = options.slowness_schedule
         self._log = structlog.get_logger("dataplane.agent.emulated")
         self._tokenizer_json = tokenizer.to_str().encode()
         self._tokenizer_config = tokenizer_config
@@ -131,9 +136,15 @@ class EngineEmulated:
         self._tasks = [
             asyncio.create_task(self._driver.run()),
             asyncio.create_task(self._renew_leases()),
+            asyncio.create_task(self._keep_schedule()),
         ]
         for task in self._tasks:
             task.add_done_callback(self._note_crash)
+
+    def slow(self, factor: float) -> None:
+        """Make every step and hand-off from now on take that many times what it was made with."""
+        self._core.reprice(self._constants.slowed(factor))
+        self._log.info("emulated_engine_repriced", factor=factor)
 
     async def prefill(self, job: PrefillJob) -> PrefillResult:
         """Compute a prompt and hold its KV; cancelling frees it."""
@@ -221,6 +232,15 @@ class EngineEmulated:
 
     def _on_news(self, news: PullNews) -> None:
         self._decode.on_news(news)
+
+    async def _keep_schedule(self) -> None:
+        """Slow down and speed up as was set; never ends by itself, for the engine lives as long."""
+        passed = 0.0
+        for after_seconds, factor in self._slowness_schedule:
+            await self._clock.sleep(after_seconds - passed)
+            passed = after_seconds
+            self.slow(factor)
+        await asyncio.get_running_loop().create_future()
 
     async def _renew_leases(self) -> None:
         while True:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 from pydantic_settings import SettingsConfigDict
 
 from dataplane.agent.engine import Role
@@ -90,6 +90,10 @@ class AgentSettings(ServiceSettings):
     )
     slowness: float = Field(
         1.0, gt=0, description="emulated: factor on every step of this one engine"
+    )
+    slowness_schedule: list[tuple[NonNegativeFloat, PositiveFloat]] = Field(
+        default_factory=list,
+        description="emulated: further factors as [[seconds after the start, factor], ...], as JSON",
     )
     kv_total_tokens: int | None = Field(
         None, gt=0, description="emulated: KV cache; empty: the profile's"

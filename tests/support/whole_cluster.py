@@ -42,6 +42,7 @@ class WholeCluster:
         time_scale: Engine seconds a real second.
         agents: Settings of every agent.
         router: Settings of the router.
+        control: Settings of the control plane.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class WholeCluster:
         time_scale: float = float("inf"),
         agents: dict[str, Any] | None = None,
         router: dict[str, Any] | None = None,
+        control: dict[str, Any] | None = None,
     ) -> None:
         self._url = redis_url
         self._pools = Pools.parse(pools)
@@ -62,6 +64,7 @@ class WholeCluster:
             **(agents or {}),
         }
         self._router_settings = {"router_id": "router-0", **(router or {})}
+        self._control_settings = control or {}
         self._stack = AsyncExitStack()
         self.redis: redis.asyncio.Redis = connect(redis_url)
         self.agents: dict[str, RunningAgent] = {}
@@ -85,7 +88,7 @@ class WholeCluster:
         settings = ControlPlaneSettings.load(
             listen="127.0.0.1:0", http_listen="", redis_url=self._url, drain_grace_seconds=0.0,
             # A loaded test machine must not make instances stale.
-            stale_after_seconds=3.0,
+            stale_after_seconds=3.0, **self._control_settings,
         )  # fmt: skip
         self.control = ControlPlane(settings)
         await self.control.start()

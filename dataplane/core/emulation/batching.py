@@ -14,6 +14,7 @@ it is pulled or its lease ends.
 """
 
 from collections import deque
+from dataclasses import replace
 from random import Random
 
 from dataplane.core.emulation.pricing import StepClock
@@ -26,7 +27,7 @@ from dataplane.core.emulation.values import (
     Step,
     StepOutcome,
 )
-from enginemodel.model import handoff_seconds
+from enginemodel.model import EngineConstants, handoff_seconds
 
 
 class BatchingEngine:
@@ -53,6 +54,11 @@ class BatchingEngine:
             f"BatchingEngine(running={len(self._running)}, waiting={self.waiting}, "
             f"held={len(self._held)}, {self._blocks!r})"
         )
+
+    def reprice(self, constants: EngineConstants) -> None:
+        """Take other times from the next step and pull on: an engine that slows while it runs."""
+        self._config = replace(self._config, constants=constants)
+        self._clock.reprice(constants)
 
     @property
     def running(self) -> int:

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from random import Random
 
 from dataplane.core.emulation.values import BatchingConfig, Step
-from enginemodel.model import step_seconds
+from enginemodel.model import EngineConstants, step_seconds
 
 
 class StepClock:
@@ -14,6 +15,10 @@ class StepClock:
     def __init__(self, config: BatchingConfig, rng: Random) -> None:
         self._config = config
         self._rng = rng
+
+    def reprice(self, constants: EngineConstants) -> None:
+        """Price by other constants from now on."""
+        self._config = replace(self._config, constants=constants)
 
     def step(self, begin_seconds: float, parts: Iterable[tuple[int, int, bool]]) -> Step:
         """Price the step that begins now.

@@ -123,7 +123,13 @@ async def test_a_lasting_drift_is_published_only_where_that_is_wanted(auto_publi
     await library.publish(constants_from(version), accept_jump=False)
     feed.carry(version)
     folder = DriftFolder(
-        store, feed, Holding(), library, metrics=metrics, clock=clock, auto_publish=auto_publish
+        store,
+        feed,
+        Holding(),
+        library,
+        metrics=metrics,
+        clock=clock,
+        publish_after_seconds=60.0 if auto_publish else None,
     )
     await folder.step()
     for second in range(160):
@@ -168,7 +174,7 @@ async def test_prompts_that_waited_or_were_cached_say_nothing_of_the_pace():
         Library(store, metrics),
         metrics=metrics,
         clock=clock,
-        auto_publish=False,
+        publish_after_seconds=None,
     )
     await folder.step()
     waited = Outcome(
