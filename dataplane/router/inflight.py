@@ -24,14 +24,25 @@ REQUEST_TTL_SECONDS = 60
 ENDED = "ended"
 """Phase of the last note of a request."""
 
-_WRITE_ROWS = """
-for _, row in ipairs(cmsgpack.unpack(ARGV[1])) do
+_WRITE = """
+local changes = cmsgpack.unpack(ARGV[1])
+for key, leases in pairs(changes.added) do
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', ARGV[2])
+  for id, expiry in pairs(leases) do redis.call('ZADD', key, expiry, id) end
+  redis.call('EXPIRE', key, ARGV[3])
+end
+for key, leases in pairs(changes.dropped) do
+  for id, _ in pairs(leases) do redis.call('ZREM', key, id) end
+end
+for _, row in ipairs(changes.rows) do
   redis.call('HSET', unpack(row))
-  redis.call('EXPIRE', row[1], ARGV[2])
+  redis.call('EXPIRE', row[1], ARGV[4])
 end
 """
-"""Rows are written by one command: packing commands is most of what they cost. ARGV: the rows, each
-its key, then fields and values in turn, as MessagePack; seconds that they are kept."""
+"""All is written by one command: packing commands is most of what they cost. ARGV: as MessagePack
+`added` and `dropped`, expiry by request id by key, and `rows`, each its key, then fields and values
+in turn; the time now; seconds that leases and rows are kept. Whoever writes a lease sweeps what
+routers that died have left."""
 
 
 @dataclass(slots=True)
@@ -102,7 +113,7 @@ class InflightBoard:
                 return
             changes, self._changes = self._changes, _Changes()
             try:
-                await self._pipeline(changes).execute()
+                await self._write(changes)
             except REDIS_ERRORS as error:
                 if not self._lost:
                     self._log.warning("inflight_not_written", error=str(error))
@@ -114,17 +125,7 @@ class InflightBoard:
             else:
                 self._lost = False
 
-    def _pipeline(self, changes: _Changes) -> redis.asyncio.client.Pipeline:
-        pipe = self._client.pipeline(transaction=False)
-        now = self._clock.unix()
-        # One command a key, not a request, for the same reason.
-        for key, leases in _by_key(changes.added).items():
-            # Whoever writes here sweeps what routers that died have left.
-            pipe.zremrangebyscore(key, "-inf", now)
-            pipe.zadd(key, leases)
-            pipe.expire(key, int(LEASE_SECONDS * 2))
-        for key, leases in _by_key(changes.dropped).items():
-            pipe.zrem(key, *leases)
+    async def _write(self, changes: _Changes) -> None:
         rows: list[list[str]] = []
         for request_id, fields in changes.rows.items():
             if fields.get("phase") == ENDED:
@@ -134,10 +135,12 @@ class InflightBoard:
             else:
                 self._rows_written.add(request_id)
             rows.append([request(request_id), *chain.from_iterable(fields.items())])
-        if rows:
-            packed: Any = msgspec.msgpack.encode(rows)
-            pipe.eval(_WRITE_ROWS, 0, packed, str(REQUEST_TTL_SECONDS))
-        return pipe
+        leases = {"added": _by_key(changes.added), "dropped": _by_key(changes.dropped)}
+        packed: Any = msgspec.msgpack.encode({**leases, "rows": rows})
+        now = repr(self._clock.unix())
+        kept = str(int(LEASE_SECONDS * 2)), str(REQUEST_TTL_SECONDS)
+        result: Any = self._client.eval(_WRITE, 0, packed, now, *kept)
+        await result
 
     def _keep(self, changes: _Changes) -> None:
         """Have everything written again that still matters; a lease that is over does not."""
@@ -157,9 +160,9 @@ class InflightBoard:
                 self._held[key] = self._changes.added[key] = now + LEASE_SECONDS
 
 
-def _by_key(leases: Mapping[tuple[str, str], float]) -> dict[str, dict[str, float]]:
-    """Return expiries by request id, by key."""
-    found: dict[str, dict[str, float]] = {}
+def _by_key(leases: Mapping[tuple[str, str], float]) -> dict[str, dict[str, str]]:
+    """Return expiries, as Redis reads them, by request id, by key."""
+    found: dict[str, dict[str, str]] = {}
     for (key, request_id), expiry in leases.items():
-        found.setdefault(key, {})[request_id] = expiry
+        found.setdefault(key, {})[request_id] = repr(expiry)
     return found
