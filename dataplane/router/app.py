@@ -1,6 +1,7 @@
 """Constructs a router and runs it: `python -m dataplane.router.app [--print-config]`."""
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -378,6 +379,7 @@ async def run(settings: RouterSettings) -> None:
     with stop_on_signals(stop):
         try:
             async with app:
+                gc.freeze()  # what it starts with stays: no collection need look at it again
                 await stop.wait()
         except (UnknownPolicyError, InvalidSettingError) as error:
             raise SettingsInvalid(str(error)) from error
