@@ -3,6 +3,18 @@
 from collections.abc import Iterable
 
 
+def pulled_tokens(blocks: int, block_tokens: int, remote_tokens: int | None) -> int:
+    """Return how many tokens' KV a pull moves.
+
+    Args:
+        blocks: It fills here.
+        block_tokens: Of each.
+        remote_tokens: Held for it at the other end; None where that is not told.
+    """
+    whole = blocks * block_tokens
+    return whole if remote_tokens is None else min(whole, remote_tokens)
+
+
 class PullHold:
     """Pulls that have begun, when each may be seen as finished, and which have finished already.
 

@@ -23,7 +23,7 @@ from vllm.v1.worker.cpu_worker import (  # type: ignore[import-not-found,unused-
 from enginemodel.model import handoff_seconds, step_seconds
 from steelyard_enginekit.paced.pacer import Pacer
 from steelyard_enginekit.paced.priority import QueueWait, raise_priority
-from steelyard_enginekit.paced.pulls import PullHold
+from steelyard_enginekit.paced.pulls import PullHold, pulled_tokens
 from steelyard_enginekit.paced.record import StepRecord
 from steelyard_enginekit.paced.settings import VARIABLE, PaceSettings, parse_settings
 from steelyard_enginekit.paced.shape import step_shape
@@ -105,8 +105,7 @@ class PacedWorker(CPUWorker):  # type: ignore[misc,unused-ignore]
 def _hold_back(connector: Any, pulls: PullHold, pace: PaceSettings, block_tokens: int) -> None:
     """Have the connector tell of finished pulls when the modelled link would have finished them.
 
-    A pull begins when the worker is told to load, and is sized by its blocks: that is at most a
-    block more than the prompt. vLLM takes a finished pull as seen at the next look of a step, as
+    A pull begins when the worker is told to load. vLLM takes a finished pull as seen at the next look of a step, as
     it does with an unpaced one.
     """
     load, results = connector.start_load_kv, connector.get_transfer_results
@@ -114,8 +113,9 @@ def _hold_back(connector: Any, pulls: PullHold, pace: PaceSettings, block_tokens
     def start_load_kv(forward_context: Any, **options: Any) -> None:
         now = time.perf_counter()
         for request_id, meta in connector._connector_metadata.reqs_to_recv.items():  # noqa: SLF001
-            tokens = block_tokens * max(map(len, meta.local_block_ids), default=0)
-            if tokens == 0 and not meta.awaiting_kvs:
+            blocks = max(map(len, meta.local_block_ids), default=0)
+            tokens = pulled_tokens(blocks, block_tokens, meta.remote and meta.remote.num_tokens)
+            if blocks == 0 and not meta.awaiting_kvs:
                 continue  # only a message to the prefill engine; nothing will finish
             seconds = handoff_seconds(pace.constants, tokens, pace.kv_bytes_per_token)
             pulls.begin(request_id, now, seconds * pace.dilation)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from steelyard_enginekit.paced.pulls import PullHold
+from steelyard_enginekit.paced.pulls import PullHold, pulled_tokens
 from steelyard_enginekit.paced.shape import StepShape, step_shape
 
 from dataplane.core.emulation.pricing import StepClock
@@ -97,6 +97,13 @@ def test_a_step_costs_what_the_emulated_engine_takes_for_it():
     modelled = step_seconds(config.constants, shape.chunks, shape.sequences, shape.kv_tokens)
 
     assert modelled == pytest.approx(emulated.duration_seconds)
+
+
+def test_a_pull_moves_the_tokens_that_are_held_for_it():
+    """Not the whole of its last block; of a prompt that is cached in part, only the missing blocks."""
+    assert pulled_tokens(3, 32, 70) == 70
+    assert pulled_tokens(1, 32, 70) == 32
+    assert pulled_tokens(3, 32, None) == 96
 
 
 def test_an_arrived_pull_is_held_until_its_time_has_come():
