@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from calibrator.agents import AgentClient
+from calibrator.check import check_cluster
 from calibrator.cluster import ready_targets
 from calibrator.control import ControlClient
-from calibrator.gates import Gates
 from evaluation.cells import Cell, Pool, SeedResult
 from evaluation.errors import EvaluationError
 from evaluation.processes import (
@@ -43,7 +43,6 @@ from simulator.values import Outcome
 
 _MODEL = "tiny"
 _LIMITS = ("kv_total_tokens", "max_num_seqs", "max_batched_tokens")
-_PROBES_AT_ONCE = 4
 _TOKENS_AN_EVENT = 4
 
 
@@ -155,15 +154,8 @@ class PacedBackend:
         Raises:
             EvaluationError: One fails.
         """
-        async with open_channel(control) as channel, AsyncExitStack() as stack:
-            ready = ready_targets((await ControlClient(control, channel).roster()).instances)
-            clients: dict[str, AgentClient] = {}
-            for target in ready:
-                client = AgentClient(target, open_channel(target.address), self._clock)
-                clients[target.instance_id] = client
-                stack.push_async_callback(client.close)
-            gates = Gates(clients, asyncio.Semaphore(_PROBES_AT_ONCE), self._clock)
-            failed = [gate for gate in await gates.run(ready) if not gate.passed]
+        results = await check_cluster(control, self._clock)
+        failed = [gate for gate in results if not gate.passed]
         if failed:
             raise EvaluationError("; ".join(f"gate {gate.name}: {gate.detail}" for gate in failed))
 
