@@ -238,8 +238,15 @@ class Legs:
             await self._abort(payload.request_id, at)
             await asyncio.wait([prefill], timeout=_RELEASE_TIMEOUT_SECONDS)
         prefill.cancel()
-        with contextlib.suppress(asyncio.CancelledError, LegError, SteelyardError):
-            await self._release(await prefill, payload.prompt_token_ids, via)
+        with contextlib.suppress(asyncio.CancelledError, SteelyardError):
+            try:
+                held = await prefill
+            except LegError as error:
+                # Its time may have run out just as the prompt was done, after the abort.
+                if error.fate_unknown:
+                    await self._abort(payload.request_id, at)
+                return
+            await self._release(held, payload.prompt_token_ids, via)
 
     async def _abort(self, request_id: str, at: Instance) -> None:
         request = agent_pb2.AbortRequest(request_id=request_id)
