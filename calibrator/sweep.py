@@ -24,6 +24,7 @@ from calibrator.instrument import Instrument
 from calibrator.observations import (
     HandoffObservation,
     PrefillObservation,
+    StepShape,
     split_into_steps,
     steady_middle,
 )
@@ -271,6 +272,7 @@ class ProfileSweep:
         """
         (instrument,) = worker
         name, lengths = instrument.target.instance_id, task.point.prompt_tokens
+        seen: list[tuple[tuple[StepShape, ...], float, bool]]
         seconds = await instrument.probe_prefill(lengths, self._seed(), self._timeout(task))
         if len(lengths) == 1:
             self._shortest[name] = min(self._shortest.get(name, math.inf), seconds[0])
@@ -278,8 +280,8 @@ class ProfileSweep:
         elif name in self._shortest:
             steps = split_into_steps(lengths, seconds, self._shortest[name])
             # Of several steps the first is left out: others' calls crowd the one around it.
-            gaps = [((shape,), took, False) for shape, took in steps[1:]]
-            seen = gaps or [((shape,), took, True) for shape, took in steps]
+            seen = [((shape,), took, False) for shape, took in steps[1:]]
+            seen = seen or [((shape,), took, True) for shape, took in steps]
         else:
             return True
         self.seen.prefill += [
