@@ -39,6 +39,10 @@ class Intake:
         _, deadline, cost = self._due(request)
         return deadline - cost < self._given_up_before(now)
 
+    def deadline(self, request: Request) -> float:
+        """Return when a request's prefill must be over, whatever engine it is on."""
+        return self._due(request)[1]
+
     def _due(self, request: Request) -> tuple[float, float, float]:
         """Return a request's TTFT target, when its prefill must be over, and what that takes."""
         tokens = request.prompt_tokens

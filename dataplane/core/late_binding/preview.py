@@ -74,10 +74,13 @@ class Preview:
         late = self.intake.doomed(request, self.now)
         if self.queue.waits_behind(request, late=late):
             return "others like it wait already and come first"
-        if any(self._fits(item.request, ready, late=item.doomed) for item in self._heads()):
+        heads = self._heads()
+        if any(self._fits(i.request, ready, i.deadline, late=i.doomed) for i in heads):
             return "others that wait already are sent first"
-        if self.idle or self._fits(request, ready, late=late):
+        deadline = self.intake.deadline(request)
+        if self.idle or self._fits(request, ready, deadline, late=late):
             return ""
+        late = late or all(self._too_late(line, request, deadline) for line in ready)
         return self._no_room(request, ready, late=late)
 
     def explain(self, request: Request, cluster: ClusterView) -> Explanation:
@@ -118,14 +121,24 @@ class Preview:
         lanes = (*self.queue.on_time.values(), *self.queue.late.values())
         return [item for lane in lanes for item in lane.heads(1)]
 
-    def _fits(self, request: Request, lines: Sequence[Line], *, late: bool) -> bool:
+    def _fits(
+        self, request: Request, lines: Sequence[Line], deadline: float, *, late: bool
+    ) -> bool:
         """Tell whether a request would be sent to one of these."""
-        tokens = request.prompt_tokens
         return any(
-            not self.settings.gate or tokens <= self._longest(line, request, reserved=late)
+            not self.settings.gate
+            or request.prompt_tokens
+            <= self._longest(
+                line, request, reserved=late or self._too_late(line, request, deadline)
+            )
             for line in lines
             if line.instance.instance_id not in request.excluded
         )
+
+    def _too_late(self, line: Line, request: Request, deadline: float) -> bool:
+        """Tell whether a request misses its target even if this engine begins with it now."""
+        takes = line.pace.prompt_seconds(request.prompt_tokens) + line.pace.fixed_seconds
+        return deadline - takes < self.now + self.dispatcher.after_prefill_seconds()
 
     def _longest(self, line: Line, request: Request, *, reserved: bool) -> float:
         """Return the longest prompt that some decode engine of a line has room for."""

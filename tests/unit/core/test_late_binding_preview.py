@@ -1,6 +1,6 @@
 """What late binding says that it would do is what it does."""
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dataplane.core.events import Action, Reject, WakeAt
@@ -50,6 +50,21 @@ class Foretold(LateBinding):
         return actions
 
 
+def steps(*parts: tuple[float, str, int]) -> list[Step]:
+    """Return steps at one engine."""
+    return [Step(pause=pause, what=what, number=number, name="p0") for pause, what, number in parts]
+
+
+# The sixth is in time for the fleet's mean engine and late for the one that is free.
+@example(
+    script=steps(
+        *[(0.0005, "submit", 0)] * 3,
+        (0.01, "submit", 0),
+        (0.01, "cancel", 4),
+        (0.0005, "submit", 49),
+        *[(0.0005, "submit", 0)] * 14,
+    )
+)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(script=busy)
 def test_what_is_foretold_is_what_is_done(script: list[Step]) -> None:
