@@ -9,7 +9,7 @@
 # times the dilation.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-seconds=${SECONDS_OF_ARRIVALS:-40}
+seconds=${SECONDS_OF_ARRIVALS:-30}
 into=docs/results
 
 measure() { # experiment, name, dilation, more options
