@@ -7,6 +7,7 @@ the router and the wire cost is real time and reads that much larger or smaller.
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from random import Random
 
 import grpc
@@ -32,6 +33,9 @@ class LiveOptions:
         fix_length: How a request's true length is kept: "hint" tells the emulated engine and
             nobody else; "max_tokens" asks for exactly that many, which the router sees.
         deadline_seconds: Real seconds a request may take.
+        drain_seconds: How long, by the player's clock, requests may go on after the last arrival.
+            What still generates then is cut and counts by its token times so far, what still waits
+            as rejected.
     """
 
     router: str
@@ -39,6 +43,7 @@ class LiveOptions:
     seed: int = 0
     fix_length: str = "hint"
     deadline_seconds: float = 600.0
+    drain_seconds: float = inf
 
 
 class LivePlayer:
@@ -47,6 +52,10 @@ class LivePlayer:
     def __init__(self, options: LiveOptions, clock: Clock) -> None:
         self._options = options
         self._clock = clock
+        self._calls: set[grpc.aio.Call] = set()
+        self._cutting = False
+        self.cut = 0
+        """Requests that were cut while they generated."""
 
     async def play(self, arrivals: Iterable[Arrival], on_outcome: OnOutcome) -> None:
         """Send every arrival when its time comes and wait for all to end."""
@@ -58,6 +67,13 @@ class LivePlayer:
                 due = start + arrival.at_seconds
                 await self._clock.sleep(due - self._clock.monotonic())
                 group.create_task(self._one(stub, arrival, due, on_outcome))
+            if self._options.drain_seconds < inf:
+                self._clock.call_later(self._options.drain_seconds, self._cut)
+
+    def _cut(self) -> None:
+        self._cutting = True
+        for call in list(self._calls):
+            call.cancel()
 
     async def _one(
         self,
@@ -72,6 +88,7 @@ class LivePlayer:
         end = End.REJECTED
         receipt = router_pb2.Receipt()
         call = stub.Generate(self._message(arrival), timeout=self._options.deadline_seconds)
+        self._calls.add(call)
         try:
             async for response in call:
                 if response.HasField("receipt"):
@@ -81,8 +98,15 @@ class LivePlayer:
                     first_at = first_at or last_at
                     tokens += len(response.token_ids)
             end = End.FINISHED
-        except grpc.aio.AioRpcError:
-            end = End.REJECTED
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            if not self._cutting:
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+            elif tokens > 1:
+                self.cut += 1
+                end = End.FINISHED
+        finally:
+            self._calls.discard(call)
         ttft = first_at - due if first_at else float("inf")
         tpot = float("inf")
         if end is End.FINISHED and first_at is not None and last_at is not None:

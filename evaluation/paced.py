@@ -43,7 +43,9 @@ from simulator.values import Outcome
 
 _MODEL = "tiny"
 _LIMITS = ("kv_total_tokens", "max_num_seqs", "max_batched_tokens")
-_TOKENS_AN_EVENT = 4
+_TOKENS_AN_EVENT = 8
+_DRAIN_SECONDS = 8.0
+"""Some texts have 4,000 tokens: waiting for the last of them would take as long as the arrivals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +110,14 @@ class PacedBackend:
         arrivals, outcomes = arrivals_of(cell, seed), list[Outcome]()
         before, since_unix = await self._preemptions(control), time.time()
         async with MachineWatch() as watch:
-            await play(
+            cut = await play(
                 cell,
                 cluster.addresses.routers,
                 arrivals,
                 self._clock,
                 seed=seed,
                 on_outcome=outcomes.append,
+                drain_seconds=_DRAIN_SECONDS,
             )
         preemptions = await self._preemptions(control) - before
         validity = read_validity(self._options.directory, since_unix, time.time(), watch.load)
@@ -124,7 +127,7 @@ class PacedBackend:
             result,
             preemptions=preemptions,
             valid=result.valid and validity.valid,
-            validity=numbers_of(validity),
+            validity=numbers_of(validity) | {"cut": float(cut)},
             why_invalid="; ".join(validity.reasons),
         )
 

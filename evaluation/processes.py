@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import islice
+from math import inf
 
 from steelyard.v1 import control_pb2, control_pb2_grpc, types_pb2
 
@@ -119,14 +120,23 @@ async def play(
     *,
     seed: int,
     on_outcome: Callable[[Outcome], None],
-) -> None:
-    """Play requests, spread over the routers as the simulator spreads them; return at the last end."""
-    count = len(routers)
+    drain_seconds: float = inf,
+) -> int:
+    """Play requests, spread over the routers as the simulator spreads them.
+
+    Returns:
+        How many still generated when the drain was over, and were cut.
+    """
+    count, players = len(routers), list[LivePlayer]()
     async with asyncio.TaskGroup() as group:
         for place, router in enumerate(routers):
-            options = LiveOptions(router=router, policy=cell.policy, seed=seed)
+            options = LiveOptions(
+                router=router, policy=cell.policy, seed=seed, drain_seconds=drain_seconds
+            )
             mine = [arrival for arrival in arrivals if arrival.number % count == place]
-            group.create_task(LivePlayer(options, clock).play(mine, on_outcome))
+            players.append(LivePlayer(options, clock))
+            group.create_task(players[-1].play(mine, on_outcome))
+    return sum(player.cut for player in players)
 
 
 def arrivals_of(cell: Cell, seed: int) -> list[Arrival]:
