@@ -98,17 +98,18 @@ class LivePlayer:
                     first_at = first_at or last_at
                     tokens += len(response.token_ids)
             end = End.FINISHED
-        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+        except grpc.aio.AioRpcError:
+            end = End.REJECTED
+        except asyncio.CancelledError:  # grpc.aio's word for a call that was cut, too
             if not self._cutting:
-                if isinstance(error, asyncio.CancelledError):
-                    raise
-            elif tokens > 1:
+                raise
+            if tokens > 1:
                 self.cut += 1
                 end = End.FINISHED
         finally:
             self._calls.discard(call)
-        ttft = first_at - due if first_at else float("inf")
-        tpot = float("inf")
+        ttft = first_at - due if first_at else inf
+        tpot = inf
         if end is End.FINISHED and first_at is not None and last_at is not None:
             tpot = (last_at - first_at) / max(1, tokens - 1)
         on_outcome(
