@@ -19,12 +19,21 @@ Runs = Mapping[tuple[str, int], tuple[Cell, SeedResult]]
 """Runs of one backend, by cell key and seed."""
 
 
-def dilated_surroundings(dilation: float) -> Surroundings:
+DECODE_STEP_SECONDS = 13.5e-3
+"""Of the reference profile at the batches of these experiments."""
+
+
+def dilated_surroundings(dilation: float, *, more_steps: float = 0.0) -> Surroundings:
     """Return what is around paced engines on one machine, in engine seconds.
 
     A gRPC call between processes of a busy two-core machine takes some 1.5 ms each way and 4 ms to
     the router with all that is done there; engine seconds are `dilation` real ones. Steps hardly
     jitter, and held-back hand-offs do not wait for each other.
+
+    Args:
+        dilation: Real seconds an engine second.
+        more_steps: Decode steps that a hand-off takes longer than its profile and the simulated
+            step boundaries say.
     """
     return Surroundings(
         overhead_seconds=4e-3 / dilation,
@@ -32,6 +41,7 @@ def dilated_surroundings(dilation: float) -> Surroundings:
         jitter_sigma=0.01,
         stall_probability=0.0,
         serial_link=False,
+        more_handoff_seconds=more_steps * DECODE_STEP_SECONDS,
     )
 
 

@@ -49,6 +49,12 @@ def fidelity(
     backends: dict[str, Backend] = {
         "sim": SimulatedBackend(),
         "sim, this machine's surroundings": SimulatedBackend(dilated_surroundings(dilation)),
+        "the same, a step more a hand-off": SimulatedBackend(
+            dilated_surroundings(dilation, more_steps=1.0)
+        ),
+        "the same, two steps more": SimulatedBackend(
+            dilated_surroundings(dilation, more_steps=2.0)
+        ),
     }
     agreements = {
         name: compare(real, simulated(real, backend, name)) for name, backend in backends.items()

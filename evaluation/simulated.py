@@ -38,6 +38,7 @@ class Surroundings:
         jitter_sigma: Of step times.
         stall_probability: Of a step.
         serial_link: Hand-offs to one engine go one after the other.
+        more_handoff_seconds: That a hand-off takes longer than its profile says.
     """
 
     overhead_seconds: float
@@ -45,6 +46,7 @@ class Surroundings:
     jitter_sigma: float
     stall_probability: float
     serial_link: bool
+    more_handoff_seconds: float = 0.0
 
     def around(self, spec: ClusterSpec) -> ClusterSpec:
         """Return a cluster within these surroundings."""
@@ -54,7 +56,18 @@ class Surroundings:
         noise = replace(
             spec.noise, jitter_sigma=self.jitter_sigma, stall_probability=self.stall_probability
         )
-        return replace(spec, timing=timing, noise=noise, serial_link=self.serial_link)
+        return replace(
+            spec,
+            timing=timing,
+            noise=noise,
+            serial_link=self.serial_link,
+            engines={name: self._slower_handoff(engine) for name, engine in spec.engines.items()},
+        )
+
+    def _slower_handoff(self, engine: EngineSpec) -> EngineSpec:
+        constants = engine.profile.constants
+        longer = replace(constants, h0_seconds=constants.h0_seconds + self.more_handoff_seconds)
+        return replace(engine, profile=replace(engine.profile, constants=longer))
 
 
 class SimulatedBackend:

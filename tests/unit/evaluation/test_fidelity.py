@@ -83,3 +83,15 @@ def test_surroundings_change_what_is_simulated():
     assert far.requests == near.requests
     # 39.6 ms more to the scheduler, and four ways of the wire of 14.85 ms more.
     assert far.ttft_p50_seconds - near.ttft_p50_seconds > 0.05
+
+
+def test_a_longer_hand_off_is_longer_by_what_was_said():
+    """A step more a hand-off delays first tokens by about a step and leaves the rest alone."""
+    cell = Cell(
+        experiment="x", label="x", policy="least_loaded", workload="mixed", rate=4.0, seconds=10.0
+    )
+    plain = SimulatedBackend(dilated_surroundings(4.0)).run(cell, 31)
+    longer = SimulatedBackend(dilated_surroundings(4.0, more_steps=4.0)).run(cell, 31)
+
+    assert longer.ttft_p50_seconds - plain.ttft_p50_seconds == pytest.approx(0.054, abs=0.015)
+    assert longer.tpot_p99_seconds == pytest.approx(plain.tpot_p99_seconds, rel=0.1)
