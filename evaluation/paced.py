@@ -15,10 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from calibrator.agents import AgentClient
-from calibrator.check import check_cluster
-from calibrator.cluster import ready_targets
-from calibrator.control import ControlClient
+from calibrator.check import check_cluster, ready_clients
 from evaluation.cells import Cell, Pool, SeedResult
 from evaluation.errors import EvaluationError
 from evaluation.processes import (
@@ -37,7 +34,6 @@ from localcluster.pace_check import Validity
 from localcluster.pace_machine import MachineWatch, prefer
 from localcluster.pace_records import read_validity
 from localcluster.spec import ClusterSpec, Pools
-from servicekit.channel import open_channel
 from servicekit.clock import clock_at
 from simulator.values import Outcome
 
@@ -164,13 +160,8 @@ class PacedBackend:
 
     async def _preemptions(self, control: str) -> int:
         """Return how many there were on all engines since they started."""
-        async with open_channel(control) as channel, AsyncExitStack() as stack:
-            total = 0
-            for target in ready_targets((await ControlClient(control, channel).roster()).instances):
-                client = AgentClient(target, open_channel(target.address), self._clock)
-                stack.push_async_callback(client.close)
-                total += (await client.load()).preemptions
-            return total
+        async with ready_clients(control, self._clock) as (_, clients):
+            return sum([(await client.load()).preemptions for client in clients.values()])
 
 
 def cluster_spec(pool: Pool, options: PacedOptions) -> ClusterSpec:
