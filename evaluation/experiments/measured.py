@@ -34,8 +34,9 @@ def others(context: Context) -> list[Cell]:
     """
     rate = context.saturation.rate(MIXED, Pool())
     contenders, pricing = context.only(*CONTENDERS), context.only(*PRICING)
+    all_four = [*contenders, *context.only("marginal_cost")]
     narrow = Pool(prefill=1, decode=2)
-    cells = _cells(context, contenders, MIXED, Pool(), 1.3 * rate, load=1.3)
+    cells = _cells(context, all_four, MIXED, Pool(), 1.3 * rate, load=1.3)
     wrong = Conditions(believed_factor=MISCALIBRATION)
     cells += _cells(
         context, pricing, MIXED, Pool(), rate, suffix=f" x{MISCALIBRATION}", conditions=wrong
@@ -45,7 +46,7 @@ def others(context: Context) -> list[Cell]:
     cells += _cells(context, contenders, MIXED, Pool(decode=3), rate)
     cells += _cells(
         context,
-        [*contenders, *context.only("marginal_cost")],
+        all_four,
         MIXED,
         narrow,
         context.saturation.rate(MIXED, narrow),
