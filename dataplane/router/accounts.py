@@ -142,7 +142,7 @@ class Accounts:
             "correlation_id": ending.correlation_id,
             "trace_id": ending.trace_id,
             "router_id": self._router_id,
-            "arrived_unix": self._clock.unix() - (now - record.arrived_at),
+            "arrived_unix": record.arrived_unix,
             "arrived_monotonic": record.arrived_at,
             "model": ending.query.model,
             "pool": decision.pool,

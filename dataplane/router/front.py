@@ -81,8 +81,8 @@ class Front:
             SteelyardError: The request is bad, or cannot be served now.
         """
         deadline.check()
+        record = Record(arrived_at, self._clock.unix())
         taken = await self._intake.take(message, arrived_at, policy)
-        record = Record(arrived_at)
         session = Session(
             Payload(taken.request.request_id, taken.prompt_token_ids, message),
             driver=taken.driver,

@@ -43,9 +43,14 @@ _HANDOFF_AT_FAULT = "HANDOFF_"
 
 @dataclass(slots=True)
 class Record:
-    """What happened to a request, for journal, outcome and metrics; times by the monotonic clock."""
+    """What happened to a request, for journal, outcome and metrics.
+
+    Times are by the monotonic clock; the time of day stands beside the first, since the two may
+    run at different rates.
+    """
 
     arrived_at: float
+    arrived_unix: float
     prefill: Instance | None = None
     decode: Instance | None = None
     attempts: int = 0

@@ -174,6 +174,20 @@ async def test_a_request_that_went_wrong_has_a_row(journaled, script, call, stat
 
 
 @pytest.mark.asyncio
+async def test_arrivals_are_in_real_time_whatever_the_clock_counts(redis_url, tmp_path):
+    """On a cluster that counts 50 seconds while one passes, a row has the time of day it came."""
+    path = tmp_path / "rows.jsonl"
+    async with ScriptedCluster(
+        redis_url, ("p0", "d0"), journal_path=path, clock_rate=50.0
+    ) as cluster:
+        sent_unix = SystemClock().unix()
+        await cluster.generate(cluster.request())
+        row = (await finished_rows(path, 1))[-1]
+
+    assert sent_unix <= row["arrived_unix"] <= SystemClock().unix()
+
+
+@pytest.mark.asyncio
 async def test_a_cancelled_request_has_a_row(journaled):
     """A client that hangs up leaves a row with CANCELLED."""
     cluster, path = journaled
@@ -255,5 +269,5 @@ def journal_of_many():
     ids = [f"r{number}" for number in range(2_001)]
     for name in ids:
         decision = Decision(request(name), "least_loaded", "pool", 1, 0.0, view, blind=False)
-        journal.remember(decision, Record(0.0))
+        journal.remember(decision, Record(0.0, 0.0))
     return journal, ids
