@@ -8,6 +8,14 @@ reference profiles beside this module.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+NOTICE_SHARE = 0.1
+"""When in a step a decode engine looks for finished pulls, as a share of the step.
+
+vLLM looks when the step's forward pass has been launched, not when it has run: early, on a GPU as
+on paced engines (docs/engine-findings.md). So a pull shorter than a step, begun with one step, is seen in the next and
+runs in the third.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConstants:
@@ -118,6 +126,7 @@ def step_seconds(
 def handoff_seconds(constants: EngineConstants, tokens: int, kv_bytes_per_token: int) -> float:
     """Return the time to move the KV of `tokens`: h0 + bytes / bandwidth.
 
-    The decode engine notices it only at its next step boundary; that is not in here.
+    The decode engine notices it only within a step and runs it in the step after; that is not in
+    here.
     """
     return constants.h0_seconds + tokens * kv_bytes_per_token / constants.handoff_bytes_per_second

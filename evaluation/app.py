@@ -195,3 +195,4 @@ def _progress(
 app = cyclopts.App(name="evaluate", help="Run experiments.")
 app.default(evaluate)
 app.command("evaluation.fidelity_app:fidelity", help="Compare real engines with the simulator.")
+app.command("evaluation.handoffs_app:handoffs", help="Count the steps that a hand-off takes.")

@@ -9,39 +9,41 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TypeAlias
 
+import msgspec
 from scipy.stats import kendalltau
 
+from enginemodel.model import NOTICE_SHARE
 from evaluation.cells import Cell, SeedResult
 from evaluation.simulated import Surroundings
 
 Runs = Mapping[tuple[str, int], tuple[Cell, SeedResult]]
 """Runs of one backend, by cell key and seed."""
 
+Place: TypeAlias = tuple[str, str, float, bytes, int]
+"""Workload, pool, rate, conditions and seed."""
 
-DECODE_STEP_SECONDS = 13.5e-3
-"""Of the reference profile at the batches of these experiments."""
 
-
-def dilated_surroundings(dilation: float, *, more_steps: float = 0.0) -> Surroundings:
+def dilated_surroundings(dilation: float, *, notice_share: float = NOTICE_SHARE) -> Surroundings:
     """Return what is around paced engines on one machine, in engine seconds.
 
-    A gRPC call between processes of a busy two-core machine takes some 1.5 ms each way and 4 ms to
-    the router with all that is done there; engine seconds are `dilation` real ones. Steps hardly
-    jitter, and held-back hand-offs do not wait for each other.
+    On a busy two-core machine some 7 ms pass between router and engine core, each way: gRPC, agent,
+    HTTP, vLLM's API server (`steelyard evaluate handoffs` measures them); 4 ms to the router with
+    all that is done there. Engine seconds are `dilation` real ones. Steps hardly jitter, and
+    held-back hand-offs do not wait for each other.
 
     Args:
         dilation: Real seconds an engine second.
-        more_steps: Decode steps that a hand-off takes longer than its profile and the simulated
-            step boundaries say.
+        notice_share: When in a step finished pulls are looked for.
     """
     return Surroundings(
         overhead_seconds=4e-3 / dilation,
-        wire_seconds=1.5e-3 / dilation,
+        wire_seconds=7e-3 / dilation,
         jitter_sigma=0.01,
         stall_probability=0.0,
         serial_link=False,
-        more_handoff_seconds=more_steps * DECODE_STEP_SECONDS,
+        notice_share=notice_share,
     )
 
 
@@ -117,14 +119,14 @@ def compare(real: Runs, other: Runs) -> Agreement | None:
     )
 
 
-def by_place(
-    runs: Runs, keys: Sequence[tuple[str, int]]
-) -> dict[tuple[str, str, float, int], list[tuple[str, int]]]:
-    """Group runs that compare policies on the same requests: same workload, pool, rate and seed."""
-    places: dict[tuple[str, str, float, int], list[tuple[str, int]]] = defaultdict(list)
+def by_place(runs: Runs, keys: Sequence[tuple[str, int]]) -> dict[Place, list[tuple[str, int]]]:
+    """Group runs that compare policies: same workload, pool, rate, conditions and seed."""
+    places: dict[Place, list[tuple[str, int]]] = defaultdict(list)
     for key in keys:
         cell, result = runs[key]
-        places[(cell.workload, cell.pool.name, cell.rate, result.seed)].append(key)
+        conditions = msgspec.json.encode(cell.conditions, order="deterministic")
+        place = (cell.workload, cell.pool.name, cell.rate, conditions, result.seed)
+        places[place].append(key)
     return places
 
 

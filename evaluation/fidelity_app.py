@@ -49,11 +49,11 @@ def fidelity(
     backends: dict[str, Backend] = {
         "sim": SimulatedBackend(),
         "sim, this machine's surroundings": SimulatedBackend(dilated_surroundings(dilation)),
-        "the same, a step more a hand-off": SimulatedBackend(
-            dilated_surroundings(dilation, more_steps=1.0)
+        "the same, pulls seen half a step in": SimulatedBackend(
+            dilated_surroundings(dilation, notice_share=0.5)
         ),
-        "the same, two steps more": SimulatedBackend(
-            dilated_surroundings(dilation, more_steps=2.0)
+        "the same, pulls seen at a step's end": SimulatedBackend(
+            dilated_surroundings(dilation, notice_share=1.0)
         ),
     }
     agreements = {

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from dataplane.core.cluster import SloPolicy
 from dataplane.core.request import Targets
 from dataplane.core.slo import DEFAULT_SLO
+from enginemodel.model import NOTICE_SHARE
 from enginemodel.profiles import PROFILES, EngineProfile
 from evaluation.cells import Cell, SeedResult
 from evaluation.cells import Pool as PoolSpec
@@ -38,7 +39,7 @@ class Surroundings:
         jitter_sigma: Of step times.
         stall_probability: Of a step.
         serial_link: Hand-offs to one engine go one after the other.
-        more_handoff_seconds: That a hand-off takes longer than its profile says.
+        notice_share: When in a step finished pulls are looked for, as a share of the step.
     """
 
     overhead_seconds: float
@@ -46,7 +47,7 @@ class Surroundings:
     jitter_sigma: float
     stall_probability: float
     serial_link: bool
-    more_handoff_seconds: float = 0.0
+    notice_share: float = NOTICE_SHARE
 
     def around(self, spec: ClusterSpec) -> ClusterSpec:
         """Return a cluster within these surroundings."""
@@ -61,13 +62,11 @@ class Surroundings:
             timing=timing,
             noise=noise,
             serial_link=self.serial_link,
-            engines={name: self._slower_handoff(engine) for name, engine in spec.engines.items()},
+            engines={
+                name: replace(engine, notice_share=self.notice_share)
+                for name, engine in spec.engines.items()
+            },
         )
-
-    def _slower_handoff(self, engine: EngineSpec) -> EngineSpec:
-        constants = engine.profile.constants
-        longer = replace(constants, h0_seconds=constants.h0_seconds + self.more_handoff_seconds)
-        return replace(engine, profile=replace(engine.profile, constants=longer))
 
 
 class SimulatedBackend:

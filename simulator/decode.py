@@ -5,8 +5,8 @@ woken only at boundaries where something happens: a sequence ends, a pull may st
 noticed, blocks run out, or progress is due to be told. What happens at such a boundary follows
 vLLM's scheduler as the emulated engine does: running sequences first, the last admitted preempted
 when blocks run out, then no admission in that step; arrived pulls before waiting requests; the
-head of the queue blocks those behind it. A pull takes its blocks when it starts, is noticed in the
-middle of a step, and runs in the step after.
+head of the queue blocks those behind it. A pull takes its blocks when it starts, is noticed when a
+step looks (early, see enginemodel), and runs in the step after.
 """
 
 from collections import deque
@@ -71,7 +71,7 @@ class DecodeEngine:
         self._joined: list[Job] = []
         # The run of steps under way began after `_step` steps.
         self._active = False
-        self._run = StepRun(noise)
+        self._run = StepRun(noise, spec.notice_share)
         self._step = 0
         self._kv_tokens = 0
         self._planned_steps = 0
@@ -219,17 +219,17 @@ class DecodeEngine:
             return
         steps = self._planned_steps
         # With chunks a single step is planned, so the first one's begin is what counts.
-        middle = self._run.middle_of(steps, now) if self._pulls else now
+        looked = self._run.look_of(steps, now) if self._pulls else now
         self._step += steps
         self._run.take(steps)
         self._kv_tokens += steps * len(self._running)
         if self._chunks.planned:
             self._finish_chunks(now)
-        self._boundary(now, middle)
+        self._boundary(now, looked)
 
     # ---- boundaries
 
-    def _boundary(self, now: float, middle: float) -> None:
+    def _boundary(self, now: float, looked: float) -> None:
         """End, notice, report, preempt, admit; then begin the next run of steps."""
         for job in self._ends.take(self._step):
             if job in self._running:
@@ -237,8 +237,8 @@ class DecodeEngine:
                 if not job.gone:
                     job.listener.finished(job)
         pulls = self._pulls
-        if pulls and pulls.next_at <= middle:
-            self._ready.extend(pulls.take_complete(middle))
+        if pulls and pulls.next_at <= looked:
+            self._ready.extend(pulls.take_complete(looked))
         if self._step >= self._report_at:
             self._report()
         preempted = self._preempt()

@@ -11,10 +11,19 @@ class StepRun:
         first_seconds: Length of the first step, without noise.
     """
 
-    __slots__ = ("_cursor", "_growth_seconds", "_noise", "begin", "first_seconds")
+    __slots__ = (
+        "_cursor",
+        "_growth_seconds",
+        "_noise",
+        "_notice_share",
+        "begin",
+        "first_seconds",
+    )
 
-    def __init__(self, noise: StepNoise) -> None:
+    def __init__(self, noise: StepNoise, notice_share: float) -> None:
+        """Start idle; `notice_share` says when in a step finished pulls are looked for."""
         self._noise = noise
+        self._notice_share = notice_share
         self._cursor = 0
         self._growth_seconds = 0.0
         self.begin = 0.0
@@ -73,14 +82,14 @@ class StepRun:
                 break
         return steps
 
-    def middle_of(self, step: int, end: float) -> float:
-        """Return the middle of a step that ends at a time."""
+    def look_of(self, step: int, end: float) -> float:
+        """Return when in a step that ends at a time finished pulls are looked for."""
         begin = self.time_after(step - 1) if step > 1 else self.begin
-        return (begin + end) / 2.0
+        return begin + self._notice_share * (end - begin)
 
     def noticing_step(self, ready_at: float, most: int) -> int:
-        """Return the first step, up to one beyond `most`, whose middle is not before a time."""
+        """Return the first step, up to one beyond `most`, that looks not before a time."""
         step = self.steps_to(ready_at, most)
-        if self.middle_of(step, self.time_after(step)) < ready_at:
+        if self.look_of(step, self.time_after(step)) < ready_at:
             step += 1
         return step

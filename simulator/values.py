@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from enginemodel.model import NOTICE_SHARE
 from enginemodel.profiles import REFERENCE, EngineProfile
 
 
@@ -133,12 +134,14 @@ class EngineSpec:
         profile: What its steps cost and what it holds.
         scale: How many times slower than its profile it is.
         scale_known: False where the roster claims 1 all the same.
+        notice_share: When in a step it looks for finished pulls, as a share of the step.
     """
 
     role: str
     profile: EngineProfile = REFERENCE
     scale: float = 1.0
     scale_known: bool = True
+    notice_share: float = NOTICE_SHARE
 
 
 class Change(Enum):

@@ -7,6 +7,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from pydantic_settings import SettingsConfigDict
 
 from dataplane.agent.engine import Role
+from enginemodel.model import NOTICE_SHARE
 from servicekit.settings import ServiceSettings
 
 
@@ -123,7 +124,10 @@ class AgentSettings(ServiceSettings):
         description="how long a prefilled KV cache is held; vllm: where the server does not say",
     )
     notice_share: float = Field(
-        0.5, ge=0, le=1, description="emulated: when in a step finished pulls are noticed"
+        NOTICE_SHARE,
+        ge=0,
+        le=1,
+        description="emulated: when in a step finished pulls are noticed",
     )
     seed: int = Field(0, description="emulated: of jitter and stalls")
     jitter_sigma: float = Field(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from enginemodel.model import EngineConstants
+from enginemodel.model import NOTICE_SHARE, EngineConstants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +18,7 @@ class BatchingConfig:
         max_batched_tokens: Tokens that a step can compute.
         lease_seconds: How long a hand-off is held.
         notice_share: When in a step the engine looks for finished pulls, as a share of the step.
-            A pull that was done by then runs in the next step, else one later: between one and
-            two steps more than the transfer itself, which is what vLLM shows.
+            A pull that was done by then runs in the next step, else one later.
         jitter_sigma: Sigma of the lognormal factor on every step's time, mean 1; 0 for none.
         stall_probability: Chance of a host stall in a step.
         stall_seconds: Length of a host stall.
@@ -32,7 +31,7 @@ class BatchingConfig:
     max_num_seqs: int
     max_batched_tokens: int
     lease_seconds: float = 30.0
-    notice_share: float = 0.5
+    notice_share: float = NOTICE_SHARE
     jitter_sigma: float = 0.0
     stall_probability: float = 0.0
     stall_seconds: float = 0.0
