@@ -89,7 +89,7 @@ load-tools: setup ## vllm bench serve, guidellm, aiperf, inference-perf against 
 litellm-check: setup ## LiteLLM's proxy in front of a gateway: answers, streams, usage, refusals, headers
 	$(BIN)/python -m benchmarks.litellm_check
 
-results: setup venv-vllm ## Measure docs/results.md on paced real engines: hours, resumable (PARTS="table2 others workloads")
+results: setup venv-vllm ## Measure docs/results.md on paced real engines: hours, resumable (PARTS="table2 saturation others workloads")
 	tools/measure.sh $(PARTS)
 
 results-quick: setup venv-vllm ## A short version: gates, two policies on paced 1P2D, emulated engines beside, fidelity (about 10 min)

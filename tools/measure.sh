@@ -6,7 +6,7 @@
 #   tools/measure.sh table2 others   these
 #
 # Needs `make setup venv-vllm` and two idle cores. A run takes (SECONDS_OF_ARRIVALS + 8) times the dilation and
-# some seconds: 2:25 min here, so 37 min for table2 and an hour for others.
+# some seconds: 2:25 min here, so 37 min for table2, 15 for saturation, 40 for others, 26 for workloads.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${SECONDS_OF_ARRIVALS:-25}
@@ -20,10 +20,11 @@ measure() { # experiment, name, dilation, more options
     --journal "out/measured/requests" "$@"
 }
 
-for part in "${@:-table2 others workloads}"; do
+for part in "${@:-table2 saturation others workloads}"; do
   for name in $part; do
     case $name in
       table2) measure measured-table2 table2 4 --seeds 3 ;;
+      saturation) measure measured-saturation table2 4 --seeds 3 ;; # shares a cell with table2
       others) measure measured others 4 --seeds 1 --first-seed 32 ;;
       workloads)
         measure measured-workloads documents-reasoning 4 --seeds 1 --first-seed 32 --workloads documents,reasoning
@@ -31,7 +32,7 @@ for part in "${@:-table2 others workloads}"; do
         measure measured-workloads chat 6 --seeds 1 --first-seed 32 --workloads chat
         ;;
       *)
-        echo "no part named $name: table2, others, workloads" >&2
+        echo "no part named $name: table2, saturation, others, workloads" >&2
         exit 2
         ;;
     esac

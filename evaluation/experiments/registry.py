@@ -25,6 +25,7 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
         "staleness": ours.staleness,
         "robustness": ours.robustness,
         "measured-table2": measured.table2,
+        "measured-saturation": measured.saturation,
         "measured": measured.others,
         "measured-workloads": measured.workloads,
     }
