@@ -1,8 +1,8 @@
 """The queue of a pool: who is on time by lanes of equals, who is late by class, in order of age.
 
 A decision looks at the head of each lane, not at each request: a lane holds prompts of one half
-octave of length and TPOT targets of one quarter octave, so that those behind its head would
-neither be much cheaper nor find decode room where the head does not.
+octave of length and TPOT targets of one quarter octave, and what may go to the same instances, so
+that those behind its head would neither be much cheaper nor find room where the head does not.
 """
 
 from bisect import bisect_left, insort
@@ -58,7 +58,7 @@ class WaitQueue:
     def waits_behind(self, request: Request, *, late: bool) -> bool:
         """Tell whether a request would come in behind others whom a decision looks at first."""
         if late:
-            lane = self.late.get(request.slo_class)
+            lane = self.late.get(_late_key(request))
             return lane is not None and lane.live >= _LATE_HEADS
         return _key(request) in self.on_time
 
@@ -67,7 +67,7 @@ class WaitQueue:
         if item.lane is not None:
             self.remove(item)
         item.doomed = True
-        name = item.request.slo_class
+        name = _late_key(item.request)
         lane = self.late.get(name)
         if lane is None:
             lane = self.late[name] = Lane(name)
@@ -186,8 +186,14 @@ class WaitQueue:
         self._squares -= tokens * tokens
 
 
-def _key(request: Request) -> tuple[int, int]:
+def _key(request: Request) -> tuple[int, int, frozenset[str]]:
     """Return the name of the lane of a request on time."""
     size = floor(2.0 * log2(request.prompt_tokens))
     tpot = request.targets.tpot_seconds
-    return (size, floor(4.0 * log2(tpot)) if tpot > 0.0 and isfinite(tpot) else 0)
+    pace = floor(4.0 * log2(tpot)) if tpot > 0.0 and isfinite(tpot) else 0
+    return (size, pace, request.excluded)
+
+
+def _late_key(request: Request) -> tuple[str, frozenset[str]]:
+    """Return the name of the lane of a late request."""
+    return (request.slo_class, request.excluded)

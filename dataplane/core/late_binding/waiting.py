@@ -8,7 +8,7 @@ from typing import TypeAlias
 from dataplane.core.request import Request
 
 _COMPACT_FROM = 32
-LaneName: TypeAlias = tuple[int, int] | str
+LaneName: TypeAlias = tuple[int, int, frozenset[str]] | tuple[str, frozenset[str]]
 
 
 @dataclass(slots=True, eq=False)

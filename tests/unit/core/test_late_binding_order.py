@@ -79,6 +79,26 @@ def test_a_long_prompt_counts_against_itself() -> None:
         assert started(scheduler.observe(Tick(), nearly + 1e-6)) == [first]
 
 
+@pytest.mark.parametrize("waited_seconds", [0.0, 5.0])
+def test_a_retry_holds_back_nobody_who_may_go_where_it_may_not(waited_seconds: float) -> None:
+    """Requests that failed on the engine that is free now do not stand before those like them."""
+    scheduler = late("p0", "p1", "d0")
+    (_, soon_free), (_, long_busy) = (
+        starts(scheduler.submit(request(name, prompt=prompt, at=9.0), 9.0))[0]
+        for name, prompt in (("short", 2000), ("long", 8000))
+    )
+    assert soon_free != long_busy
+    at = 9.01 - waited_seconds
+    for number in range(12):
+        again = request(f"again{number}", excluded=frozenset({soon_free}), at=at)
+        scheduler.submit(again, 9.01)
+    scheduler.submit(request("behind", at=at + 0.001), 9.011)
+
+    sent = starts(scheduler.observe(PrefillDone("short", 150.0), 9.15))
+
+    assert ("behind", soon_free) in sent
+
+
 def test_late_requests_go_behind() -> None:
     """A request that cannot make its target any more lets one pass that can."""
     scheduler = late(batch_seconds=0.0, batch_seconds_overloaded=0.0)
