@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -14,6 +15,7 @@ from calibrator.cluster import Target
 from calibrator.design import DecodePoint
 from calibrator.errors import ProbeFailed
 from calibrator.observations import StepSeen
+from servicekit.channel import open_channel
 from servicekit.clock import Clock
 from servicekit.status import from_rpc_error
 
@@ -206,3 +208,21 @@ class AgentClient:
 
 def _greedy() -> types_pb2.SamplingParams:
     return types_pb2.SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+def open_clients(
+    targets: Sequence[Target], clock: Clock, stack: AsyncExitStack
+) -> dict[str, AgentClient]:
+    """Return a client of each target, by instance; the stack closes them.
+
+    Args:
+        targets: Whom to call.
+        clock: What their agents count by.
+        stack: Ends the clients.
+    """
+    clients: dict[str, AgentClient] = {}
+    for target in targets:
+        client = AgentClient(target, open_channel(target.address), clock)
+        clients[target.instance_id] = client
+        stack.push_async_callback(client.close)
+    return clients

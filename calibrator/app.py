@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from calibrator.agents import AgentClient
+from calibrator.agents import open_clients
 from calibrator.campaign import Campaign, Findings, Plan
 from calibrator.cluster import ready_targets
 from calibrator.control import ControlClient
@@ -87,11 +87,7 @@ class Calibration:
         control = ControlClient(options.control_plane, channel)
         await stack.enter_async_context(control.lock(f"{socket.gethostname()}:{os.getpid()}"))
         ready = ready_targets((await control.roster()).instances)
-        clients: dict[str, AgentClient] = {}
-        for target in ready:
-            client = AgentClient(target, open_channel(target.address), self._clock)
-            clients[target.instance_id] = client
-            stack.push_async_callback(client.close)
+        clients = open_clients(ready, self._clock, stack)
         self._display.begin(ready, options.plan)
         campaign = Campaign(
             options.plan,

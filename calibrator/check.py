@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from calibrator.agents import AgentClient
+from calibrator.agents import AgentClient, open_clients
 from calibrator.cluster import Target, ready_targets
 from calibrator.control import ControlClient
 from calibrator.gate_result import GateResult
@@ -41,9 +41,4 @@ async def ready_clients(
     async with AsyncExitStack() as stack:
         channel = await stack.enter_async_context(open_channel(control_plane))
         ready = ready_targets((await ControlClient(control_plane, channel).roster()).instances)
-        clients: dict[str, AgentClient] = {}
-        for target in ready:
-            client = AgentClient(target, open_channel(target.address), clock)
-            clients[target.instance_id] = client
-            stack.push_async_callback(client.close)
-        yield ready, clients
+        yield ready, open_clients(ready, clock, stack)
