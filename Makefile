@@ -92,11 +92,12 @@ litellm-check: setup ## LiteLLM's proxy in front of a gateway: answers, streams,
 results: setup venv-vllm ## Measure docs/results.md on paced real engines: hours, resumable (PARTS="table2 saturation others workloads")
 	tools/measure.sh $(PARTS)
 
-results-quick: setup venv-vllm ## A short version: gates, two policies on paced 1P2D, emulated engines beside, fidelity (about 10 min)
+results-quick: setup venv-vllm ## A short version: gates, two policies on paced 1P2D, emulated engines beside, fidelity (8 min)
 	rm -rf out/quick
-	$(BIN)/steelyard evaluate measured-table2 --quick --backend paced --dilation 2.5 --seeds 1 --seconds 30 --json out/quick/paced.jsonl
+	$(BIN)/steelyard evaluate measured-table2 --quick --backend paced --dilation 3 --seeds 1 --seconds 30 --json out/quick/paced.jsonl
 	$(BIN)/steelyard evaluate measured-table2 --quick --backend emulated --dilation 1 --seeds 1 --seconds 30 --json out/quick/emulated.jsonl
-	$(BIN)/steelyard evaluate fidelity out/quick/paced.seeds.jsonl --emulated out/quick/emulated.seeds.jsonl --dilation 2.5 --with-invalid
+	$(BIN)/steelyard evaluate fidelity out/quick/paced.seeds.jsonl --emulated out/quick/emulated.seeds.jsonl --dilation 3 --with-invalid
+	$(BIN)/steelyard evaluate handoffs .run/paced --dilation 3
 
 lock: ## Renew requirements/*.lock
 	$(BIN)/python tools/lock.py
