@@ -7,7 +7,7 @@ ENGINE ?= emulated
 PYTHON_PACKAGES := calibrator cli controlplane dataplane enginemodel evaluation localcluster servicekit simulator
 
 .PHONY: help setup demo up down test test-unit test-contract test-integration test-real-vllm \
-  test-compose lint fmt types imports protos protos-check bench bench-sim bench-peers load-tools litellm-check results results-quick venv-vllm lock clean
+  test-compose lint fmt types imports protos protos-check bench bench-sim bench-peers load-tools litellm-check results results-simulator results-quick venv-vllm lock clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ litellm-check: setup ## LiteLLM's proxy in front of a gateway: answers, streams,
 
 results: setup venv-vllm ## Measure docs/results.md on paced real engines: hours, resumable (PARTS="table2 saturation others workloads")
 	tools/measure.sh $(PARTS)
+
+results-simulator: setup ## Simulate docs/results-simulator.md and write its tables: an hour or two, resumable (PARTS="grid frontier" JOBS=2 COMPILED=1)
+	tools/simulate.sh $(PARTS)
 
 results-quick: setup venv-vllm ## A short version: gates, two policies on paced 1P2D, emulated engines beside, fidelity (8 min)
 	rm -rf out/quick
