@@ -25,3 +25,10 @@ class TraceFormatError(EvaluationError, ValueError):
 
     The message names file and row; the caller corrects the file or names its format.
     """
+
+
+class MissingResultsError(EvaluationError, LookupError):
+    """A published table or sentence wants a result that no file has; the message says which.
+
+    Whoever renders a document leaves what it stands in as it is and says so.
+    """

@@ -1,0 +1,1 @@
+"""Renders the tables of docs/results-simulator.md from result files."""
