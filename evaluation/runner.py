@@ -121,5 +121,9 @@ def _run(tasks: Sequence[Task], backend: Backend, jobs: int) -> Iterator[tuple[C
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(backend.run, cell, seed): cell for cell, seed in tasks}
-        for future in as_completed(futures):
-            yield futures.pop(future), future.result()
+        try:
+            for future in as_completed(futures):
+                yield futures.pop(future), future.result()
+        finally:
+            # After a failure nobody wants to wait for the rest.
+            pool.shutdown(cancel_futures=True)

@@ -141,7 +141,7 @@ class Line:
         self.batches.remove(batch)
         if was_first:
             self.head_at = now
-        self.rest_seconds = sum(b.seconds for b in self.batches) - (
+        self.rest_seconds = sum((b.seconds for b in self.batches), 0.0) - (
             self.batches[0].seconds if self.batches else 0.0
         )
 

@@ -53,7 +53,7 @@ def mean_pace(paces: Sequence[Pace]) -> Pace:
     """
 
     def harmonic(values: list[float]) -> float:
-        return len(values) / sum(1.0 / max(value, 1e-15) for value in values)
+        return len(values) / sum((1.0 / max(value, 1e-15) for value in values), 0.0)
 
     return Pace(
         harmonic([pace.floor_seconds for pace in paces]),

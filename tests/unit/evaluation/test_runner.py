@@ -1,10 +1,12 @@
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 import msgspec
 import pytest
 
 from evaluation.cells import Cell, Pool
+from evaluation.errors import EvaluationError
 from evaluation.runner import ResultFile, in_random_order, run_cells
 from evaluation.simulated import SimulatedBackend
 from tests.unit.evaluation.test_stats_and_rows import result
@@ -60,6 +62,27 @@ def test_cut_off_line_runs_again(tmp_path):
     run_cells(CELLS[:1], (1, 2), again, results=ResultFile(path))
 
     assert again.asked == [("round_robin", 2)]
+
+
+@dataclass(frozen=True)
+class Marking:
+    """A backend that fails on the first seed and leaves a file for every other."""
+
+    folder: Path
+
+    def run(self, cell, seed):
+        if seed == 0:
+            raise EvaluationError("this seed does not run")
+        (self.folder / f"{cell.policy}-{seed}").touch()
+        return result(seed, 0.5)
+
+
+def test_a_failure_ends_the_run_without_doing_the_rest(tmp_path):
+    """What a process raises comes out at once; what had not begun is not run before that."""
+    with pytest.raises(EvaluationError, match="does not run"):
+        run_cells(CELLS, range(2000), Marking(tmp_path), jobs=2)
+
+    assert len(list(tmp_path.iterdir())) < 2000
 
 
 def test_processes_give_the_same_rows():
