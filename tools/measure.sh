@@ -6,7 +6,8 @@
 #   tools/measure.sh table2 others   these
 #
 # Needs `make setup venv-vllm` and two idle cores. A run takes (SECONDS_OF_ARRIVALS + 8) times the dilation and
-# some seconds: 2:25 min here, so 37 min for table2, 15 for saturation, 40 for others, 26 for workloads.
+# some seconds: 2:25 min here, so 37 min for table2, 15 for saturation, 7 for again,
+# 40 for others, 26 for workloads.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${SECONDS_OF_ARRIVALS:-25}
@@ -20,11 +21,14 @@ measure() { # experiment, name, dilation, more options
     --journal "out/measured/requests" "$@"
 }
 
-for part in "${@:-table2 saturation others workloads}"; do
+for part in "${@:-table2 saturation again others workloads}"; do
   for name in $part; do
     case $name in
       table2) measure measured-table2 table2 4 --seeds 3 ;;
       saturation) measure measured-saturation table2 4 --seeds 3 ;; # shares a cell with table2
+      again) # what a second run of the same cell and trace differs by
+        measure measured-table2 again 4 --seeds 1 --first-seed 32 --policies round_robin,least_loaded,late_binding
+        ;;
       others) measure measured others 4 --seeds 1 --first-seed 32 ;;
       workloads)
         measure measured-workloads documents-reasoning 4 --seeds 1 --first-seed 32 --workloads documents,reasoning
@@ -32,7 +36,7 @@ for part in "${@:-table2 saturation others workloads}"; do
         measure measured-workloads chat 6 --seeds 1 --first-seed 32 --workloads chat
         ;;
       *)
-        echo "no part named $name: table2, saturation, others, workloads" >&2
+        echo "no part named $name: table2, saturation, again, others, workloads" >&2
         exit 2
         ;;
     esac
