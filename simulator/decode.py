@@ -23,6 +23,7 @@ from simulator.stepping import StepRun
 from simulator.values import EngineSpec
 
 COARSE = 4
+LEARNING_STEPS = 512
 
 
 class DecodeEngine:
@@ -47,7 +48,9 @@ class DecodeEngine:
             noise: Of its steps; its own.
             serial_link: Pulls share one link, one after the other.
             report_stride: Steps between two progress reports; COARSE times as many while less
-                than half of KV and seats are taken, where nothing depends on it.
+                than half of KV and seats are taken, where nothing depends on it. The first
+                LEARNING_STEPS are told one by one: schedulers learn from them what the constants
+                that they were told do not say.
         """
         self.instance_id = instance_id
         self.alive = True
@@ -76,7 +79,7 @@ class DecodeEngine:
         self._kv_tokens = 0
         self._planned_steps = 0
         self._stamp = 0
-        self._report_at = report_stride
+        self._report_at = 1
 
     def __repr__(self) -> str:
         return (
@@ -336,7 +339,8 @@ class DecodeEngine:
             2 * self._kv_tokens > self._total_blocks * self._profile.block_tokens
             or 2 * len(self._running) > self._profile.max_num_seqs
         )
-        self._report_at = step + (self._stride if near_limit else COARSE * self._stride)
+        stride = self._stride if near_limit else COARSE * self._stride
+        self._report_at = step + (1 if step < LEARNING_STEPS else stride)
         news: list[tuple[Job, int]] = []
         for job in self._running:
             count = step - job.start_step - job.reported_tokens
