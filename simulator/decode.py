@@ -23,7 +23,6 @@ from simulator.stepping import StepRun
 from simulator.values import EngineSpec
 
 COARSE = 4
-LEARNING_STEPS = 512
 
 
 class DecodeEngine:
@@ -38,6 +37,7 @@ class DecodeEngine:
         *,
         serial_link: bool = True,
         report_stride: int = 16,
+        learning_steps: int = 512,
     ) -> None:
         """Start idle.
 
@@ -47,10 +47,8 @@ class DecodeEngine:
             kernel: The clock.
             noise: Of its steps; its own.
             serial_link: Pulls share one link, one after the other.
-            report_stride: Steps between two progress reports; COARSE times as many while less
-                than half of KV and seats are taken, where nothing depends on it. The first
-                LEARNING_STEPS are told one by one: schedulers learn from them what the constants
-                that they were told do not say.
+            report_stride: Steps between two progress reports; COARSE times as many at half load.
+            learning_steps: First ones, told one by one: schedulers learn constants from them.
         """
         self.instance_id = instance_id
         self.alive = True
@@ -72,14 +70,14 @@ class DecodeEngine:
         self._pulls = Pulls(constants, profile.kv_bytes_per_token, serial_link=serial_link)
         self._chunks = PromptChunks(constants, profile.max_batched_tokens)
         self._joined: list[Job] = []
-        # The run of steps under way began after `_step` steps.
-        self._active = False
+        self._active = False  # the run of steps under way began after `_step` steps
         self._run = StepRun(noise, spec.notice_share)
         self._step = 0
         self._kv_tokens = 0
         self._planned_steps = 0
         self._stamp = 0
-        self._report_at = 1
+        self._learning_steps = learning_steps
+        self._report_at = 1 if learning_steps else report_stride
 
     def __repr__(self) -> str:
         return (
@@ -339,8 +337,8 @@ class DecodeEngine:
             2 * self._kv_tokens > self._total_blocks * self._profile.block_tokens
             or 2 * len(self._running) > self._profile.max_num_seqs
         )
-        stride = self._stride if near_limit else COARSE * self._stride
-        self._report_at = step + (1 if step < LEARNING_STEPS else stride)
+        stride = self._stride * (1 if near_limit else COARSE)
+        self._report_at = step + (1 if step < self._learning_steps else stride)
         news: list[tuple[Job, int]] = []
         for job in self._running:
             count = step - job.start_step - job.reported_tokens

@@ -21,13 +21,13 @@ class Notes:
     """Writes down when first and last tokens are there."""
 
     def __init__(self, kernel):
-        self.kernel, self.first, self.last = kernel, {}, {}
+        self.kernel, self.first, self.last, self.told_at = kernel, {}, {}, []
 
     def first_token(self, job, at):
         self.first[job.request_id] = at
 
     def progressed(self, jobs):
-        pass
+        self.told_at.append(self.kernel.now)
 
     def finished(self, job):
         self.last[job.request_id] = self.kernel.now
@@ -44,17 +44,25 @@ class Holder:
 
 def by_jumps(profile, arrivals):
     """Return first and last tokens and preemptions from the jumping engine."""
+    notes, preemptions = jump(profile, arrivals, learning_steps=0)
+    return notes.first, notes.last, preemptions
+
+
+def jump(profile, arrivals, *, learning_steps):
+    """Run the jumping engine; return what was noted, and preemptions."""
     kernel = Kernel()
     notes = Notes(kernel)
     noise = StepNoise(SILENT, np.random.default_rng(0))
     spec = EngineSpec(role="decode", profile=profile)
-    engine = DecodeEngine("d", spec, kernel, noise, serial_link=False)
+    engine = DecodeEngine(
+        "d", spec, kernel, noise, serial_link=False, learning_steps=learning_steps
+    )
     for one in arrivals:
         job = Job(one, notes, 0)
         job.holder = Holder()
         kernel.at(one.at_seconds, Priority.WIRE, engine.arrive, job)
     kernel.run()
-    return notes.first, notes.last, engine.preemptions
+    return notes, engine.preemptions
 
 
 def step_by_step(profile, arrivals):
@@ -108,6 +116,17 @@ REQUESTS = st.lists(
     min_size=1,
     max_size=25,
 )
+
+
+def test_the_first_steps_are_told_one_by_one():
+    """While schedulers learn they hear of every step, then of every 64th; tokens come alike."""
+    arrivals = [arrival(0, 0.0, 100, 2000)]
+
+    learning, _ = jump(profile_with(), arrivals, learning_steps=100)
+    plain, _ = jump(profile_with(), arrivals, learning_steps=0)
+
+    assert len(learning.told_at) - len(plain.told_at) == pytest.approx(100, abs=4)
+    assert (learning.first, learning.last) == (plain.first, plain.last)
 
 
 @settings(max_examples=60, deadline=None)
