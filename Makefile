@@ -89,7 +89,7 @@ load-tools: setup ## vllm bench serve, guidellm, aiperf, inference-perf against 
 litellm-check: setup ## LiteLLM's proxy in front of a gateway: answers, streams, usage, refusals, headers
 	$(BIN)/python -m benchmarks.litellm_check
 
-results: setup venv-vllm ## Measure docs/results.md on paced real engines: hours, resumable (PARTS="table2 saturation again others workloads")
+results: setup venv-vllm ## Measure docs/results.md on paced real engines: hours, resumable (PARTS="table2 saturation again others workloads emulated")
 	tools/measure.sh $(PARTS)
 
 results-simulator: setup ## Simulate docs/results-simulator.md and write its tables: an hour or two, resumable (PARTS="grid frontier" JOBS=2 COMPILED=1)
