@@ -9,6 +9,7 @@ _SLOWEST = 1e-3
 _WINDOW = 128
 _RENEW_EVERY = 8
 _QUANTILE = 0.85
+_MOST_DEFAULTS = 6.0
 _SHORTEST_TRIP_SECONDS = 0.0005
 _LONGEST_TRIP_SECONDS = 0.05
 _TRIP_TOLERANCE = 0.1
@@ -110,4 +111,4 @@ class HandoffTime:
         # Legs of seconds mean a full decode pool, not a slow hand-off: they are bounded, or every
         # request would look late.
         learned = sorted(self._legs)[int(_QUANTILE * len(self._legs))]
-        self.seconds = min(learned, 4.0 * self._default_seconds)
+        self.seconds = min(learned, _MOST_DEFAULTS * self._default_seconds)

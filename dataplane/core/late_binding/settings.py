@@ -66,7 +66,8 @@ class LateBindingSettings:
         round_trip_seconds: Dispatch to an agent and back, without the engine's work, until it is
             learned.
         learn_round_trip: Learn it, where agents say what their engines took.
-        handoff_steps: Decode steps from hand-off to first token, until it is learned.
+        handoff_steps: Decode steps from hand-off to first token, until it is learned: half a step
+            that is under way, one that begins the pull, one that sees it done, one that computes.
         learn_handoff: Learn the hand-off time, the 85th percentile of own decode legs.
         learn_constants: Correct the constants online by one multiplier an engine and side.
         order_by_laxity: False serves on-time requests in order of arrival.
@@ -95,7 +96,7 @@ class LateBindingSettings:
     dispatch_ahead_seconds: float = 0.003
     round_trip_seconds: float = 0.003
     learn_round_trip: bool = True
-    handoff_steps: float = 2.2
+    handoff_steps: float = 3.5
     learn_handoff: bool = True
     learn_constants: bool = True
     order_by_laxity: bool = True
