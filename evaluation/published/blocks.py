@@ -86,6 +86,7 @@ class Table:
         rows: How many a cell has to have; 0 for any, but none.
         ranked: Lines without a value of their own are sorted by goodput, the best first.
         grouped: A label is shown only where it changes.
+        sparse: A cell without rows stays empty.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Table:
     rows: int = 1
     ranked: bool = False
     grouped: bool = False
+    sparse: bool = False
 
     def render(self, results: Results) -> str:
         """Return its Markdown.
@@ -121,6 +123,8 @@ class Table:
     def _cell(self, results: Results, line: Line, column: Column) -> str:
         where = {**self.where, **column.where, **line.where}
         rows = results.select(self.files, where)
+        if not rows and self.sparse:
+            return ""
         if not rows or self.rows not in (0, len(rows)):
             raise MissingResultsError(f"{self.name}: {len(rows)} rows of {where}")
         return (line.value or column.value)(rows)

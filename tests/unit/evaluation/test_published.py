@@ -4,6 +4,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from evaluation.app import write_rows
@@ -14,38 +15,45 @@ from evaluation.published.__main__ import main
 from evaluation.published.blocks import Closest, Column, Line, Table, Text, by_load, by_policy
 from evaluation.published.document import rewrite
 from evaluation.published.facts import by_heading, listing
+from evaluation.published.measured import MeasuredResults
 from evaluation.published.results import Results, field_of
 from evaluation.published.tables import BLOCKS
+from evaluation.published.tables_measured import BLOCKS as MEASURED
+from evaluation.published.tables_measured import PACED, VALIDITY, marked
 from evaluation.rows import make_row
+from evaluation.runner import ResultFile
 
 ROOT = Path(__file__).parents[3]
+SHARES = {"own_share": 0.5, "other_share": 0.02, "cut": 20.0}
+
+
+def a_result(seed, goodput, p99=0.5):
+    """Return what one seed gave."""
+    return SeedResult(
+        seed=seed,
+        requests=100,
+        goodput=goodput,
+        ceiling=0.95,
+        completed=1.0,
+        shed=0,
+        beyond_3x=0.02,
+        preemptions=0,
+        ttft_p50_seconds=0.094,
+        ttft_p99_seconds=p99,
+        ttft_max_seconds=12.34,
+        tpot_p99_seconds=0.02,
+        goodput_by_class={"tight": goodput, "loose": 1.0},
+        goodput_by_tenant={},
+        ttft_p99_by_tenant={},
+        longest_wait_over_target=1.0,
+        valid=True,
+        virtual_seconds=1.0,
+    )
 
 
 def row(label, goodputs, *, load=1.0, p99=0.5, pool=None, workload="mixed"):
     """Return a row of seeds 31 and on."""
-    results = [
-        SeedResult(
-            seed=seed,
-            requests=100,
-            goodput=goodput,
-            ceiling=0.95,
-            completed=1.0,
-            shed=0,
-            beyond_3x=0.02,
-            preemptions=0,
-            ttft_p50_seconds=0.094,
-            ttft_p99_seconds=p99,
-            ttft_max_seconds=12.34,
-            tpot_p99_seconds=0.02,
-            goodput_by_class={"tight": goodput, "loose": 1.0},
-            goodput_by_tenant={},
-            ttft_p99_by_tenant={},
-            longest_wait_over_target=1.0,
-            valid=True,
-            virtual_seconds=1.0,
-        )
-        for seed, goodput in enumerate(goodputs, start=31)
-    ]
+    results = [a_result(seed, goodput, p99) for seed, goodput in enumerate(goodputs, start=31)]
     return make_row(
         Cell(
             experiment="x",
@@ -301,16 +309,47 @@ def test_facts_go_as_far_as_the_results(folder):
 def test_check_tells_a_stale_document_and_writes_nothing(folder, capsys):
     """Checking exits with 1 where a block is not as the results are; writing mends that."""
     source = (ROOT / "docs/results-simulator.md").read_text("utf-8")
-    document = folder / "document.md"
+    (folder / "results.md").write_bytes((ROOT / "docs/results.md").read_bytes())
+    document = folder / "results-simulator.md"
     stale = source.replace(" rows behind these tables", " lines behind these tables")
     document.write_text(stale, encoding="utf-8")
 
-    assert main(results=folder, document=document, check=True) == 1
+    assert main(results=folder, docs=folder, check=True) == 1
     assert document.read_text("utf-8") == stale
     assert "stale: validity" in capsys.readouterr().err
-    assert main(results=folder, document=document) == 0
-    assert main(results=folder, document=document, check=True) == 0
+    assert main(results=folder, docs=folder) == 0
+    assert main(results=folder, docs=folder, check=True) == 0
     assert "Of the 4 rows behind these tables" in document.read_text("utf-8")
+
+
+def test_the_tables_of_real_engines_are_what_the_kept_runs_say():
+    """Every table of docs/results.md is rendered from docs/results/, and none is left out."""
+    text = (ROOT / "docs/results.md").read_text("utf-8")
+
+    renewed = rewrite(text, MEASURED, MeasuredResults(ROOT / "docs/results"))
+
+    assert renewed.stale == []
+
+
+def test_runs_that_are_not_valid_are_marked(tmp_path):
+    """A star says that a run did not keep its pace, and the text why and how many."""
+    cell = Cell(experiment="x", label="round_robin", policy="round_robin", workload="mixed", rate=9)
+    good = msgspec.structs.replace(
+        a_result(31, 0.8), validity=dict.fromkeys(("late_share", "real_to_modelled"), 0.01) | SHARES
+    )
+    bad = msgspec.structs.replace(good, seed=32, valid=False, why_invalid="the machine was busy")
+    for name in PACED:
+        file = ResultFile(tmp_path / f"{name}.seeds.jsonl")
+        for one in (good, bad):
+            file.add(cell, one)
+    results = MeasuredResults(tmp_path)
+
+    rows = results.file("table2")
+    text = VALIDITY.render(results)
+
+    assert [marked([row]) for row in rows] == [".800", ".800\\*"]
+    assert f"Of {2 * len(PACED)} runs {len(PACED)} are valid" in text
+    assert "the machine was busy" in text
 
 
 def test_headings_of_facts_follow_the_document():

@@ -1,0 +1,53 @@
+"""Runs on real engines, kept one by one in seeds files, as rows of one run each."""
+
+from pathlib import Path
+
+from evaluation.cells import SeedResult
+from evaluation.errors import MissingResultsError
+from evaluation.published.results import Results
+from evaluation.rows import Row, make_row
+from evaluation.runner import ResultFile
+
+
+class MeasuredResults(Results):
+    """Seeds files of a folder; every run is a row.
+
+    Args:
+        folder: Holds NAME.seeds.jsonl.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._runs: dict[str, list[SeedResult]] = {}
+
+    def names(self) -> list[str]:
+        """Return the names of all seeds files."""
+        suffix = ".seeds.jsonl"
+        return [path.name.removesuffix(suffix) for path in sorted(self._folder.glob(f"*{suffix}"))]
+
+    def file(self, name: str) -> list[Row]:
+        """Return all runs of a file, by cell and seed.
+
+        Raises:
+            MissingResultsError: There is no such file.
+        """
+        if name not in self._files:
+            path = self._folder / f"{name}.seeds.jsonl"
+            if not path.is_file():
+                raise MissingResultsError(f"no {path}")
+            found = ResultFile(path)
+            self._files[name] = [
+                make_row(found.cells[key], [result])
+                for (key, _), result in sorted(found.finished.items())
+            ]
+            self._runs[name] = list(found.finished.values())
+        return self._files[name]
+
+    def runs(self, name: str) -> list[SeedResult]:
+        """Return a file's runs with what is known of their pace.
+
+        Raises:
+            MissingResultsError: There is no such file.
+        """
+        self.file(name)
+        return self._runs[name]
