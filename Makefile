@@ -95,7 +95,7 @@ results: setup venv-vllm ## Measure docs/results.md on paced real engines: hours
 results-simulator: setup ## Simulate docs/results-simulator.md and write its tables: an hour or two, resumable (PARTS="grid frontier" JOBS=2 COMPILED=1)
 	tools/simulate.sh $(PARTS)
 
-results-quick: setup venv-vllm ## A short version: gates, two policies on paced 1P2D, emulated engines beside, fidelity (8 min)
+results-quick: setup venv-vllm ## A short version: gates, two policies on paced 1P2D, emulated engines beside, fidelity (6 min)
 	rm -rf out/quick
 	$(BIN)/steelyard evaluate measured-table2 --quick --backend paced --dilation 3 --seeds 1 --seconds 30 --json out/quick/paced.jsonl
 	$(BIN)/steelyard evaluate measured-table2 --quick --backend emulated --dilation 1 --seeds 1 --seconds 30 --json out/quick/emulated.jsonl
