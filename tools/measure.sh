@@ -7,7 +7,7 @@
 #
 # Needs `make setup venv-vllm` and two idle cores. A run takes (SECONDS_OF_ARRIVALS + 8) times the dilation and
 # some seconds: 2:25 min here, so 37 min for table2, 15 for saturation, 7 for again,
-# 40 for others, 26 for workloads; 8 for emulated, which is in real time.
+# 40 for others, 26 for workloads; 12 for emulated, in real time and at half of it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${SECONDS_OF_ARRIVALS:-25}
@@ -30,7 +30,10 @@ for part in "${@:-$all}"; do
       again) # what a second run of the same cell and trace differs by
         measure measured-table2 again 4 --seeds 1 --first-seed 32 --policies round_robin,least_loaded,late_binding
         ;;
-      emulated) backend=emulated measure measured-table2 emulated 1 --seeds 1 --first-seed 32 ;;
+      emulated)
+        backend=emulated measure measured-table2 emulated 1 --seeds 1 --first-seed 32
+        backend=emulated measure measured-table2 emulated-2 2 --seeds 1 --first-seed 32 --policies marginal_cost,late_binding
+        ;;
       others) measure measured others 4 --seeds 1 --first-seed 32 ;;
       workloads)
         measure measured-workloads documents-reasoning 4 --seeds 1 --first-seed 32 --workloads documents,reasoning
