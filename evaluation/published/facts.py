@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 from evaluation.errors import MissingResultsError
 from evaluation.published import facts_ours as ours
 from evaluation.published import facts_paper as paper
+from evaluation.published.facts_ours import Fact
 from evaluation.published.results import Results
-
-Fact = tuple[str, str]
 
 
 def totals(results: Results) -> Iterator[Fact]:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from evaluation.cells import SeedResult
-from evaluation.errors import MissingResultsError
 from evaluation.published.results import Results
 from evaluation.rows import Row, make_row
 from evaluation.runner import ResultFile
@@ -16,32 +15,25 @@ class MeasuredResults(Results):
         folder: Holds NAME.seeds.jsonl.
     """
 
+    _suffix = ".seeds.jsonl"
+
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._runs: dict[str, list[SeedResult]] = {}
 
     def names(self) -> list[str]:
         """Return the names of all seeds files."""
-        suffix = ".seeds.jsonl"
-        return [path.name.removesuffix(suffix) for path in sorted(self._folder.glob(f"*{suffix}"))]
+        paths = sorted(self._folder.glob(f"*{self._suffix}"))
+        return [path.name.removesuffix(self._suffix) for path in paths]
 
-    def file(self, name: str) -> list[Row]:
-        """Return all runs of a file, by cell and seed.
-
-        Raises:
-            MissingResultsError: There is no such file.
-        """
-        if name not in self._files:
-            path = self._folder / f"{name}.seeds.jsonl"
-            if not path.is_file():
-                raise MissingResultsError(f"no {path}")
-            found = ResultFile(path)
-            self._files[name] = [
-                make_row(found.cells[key], [result])
-                for (key, _), result in sorted(found.finished.items())
-            ]
-            self._runs[name] = list(found.finished.values())
-        return self._files[name]
+    def _read(self, name: str, path: Path) -> list[Row]:
+        """Return all runs of a file, by cell and seed."""
+        found = ResultFile(path)
+        self._runs[name] = list(found.finished.values())
+        return [
+            make_row(found.cells[key], [result])
+            for (key, _), result in sorted(found.finished.items())
+        ]
 
     def runs(self, name: str) -> list[SeedResult]:
         """Return a file's runs with what is known of their pace.

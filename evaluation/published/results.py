@@ -45,6 +45,8 @@ class Results:
         folder: Holds NAME.jsonl, one row a line.
     """
 
+    _suffix = ".jsonl"
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, list[Row]] = {}
@@ -61,12 +63,16 @@ class Results:
             MissingResultsError: There is no such file.
         """
         if name not in self._files:
-            path = self._folder / f"{name}.jsonl"
+            path = self._folder / f"{name}{self._suffix}"
             if not path.is_file():
                 raise MissingResultsError(f"no {path}")
-            decoder = msgspec.json.Decoder(Row)
-            self._files[name] = [decoder.decode(line) for line in path.read_bytes().splitlines()]
+            self._files[name] = self._read(name, path)
         return self._files[name]
+
+    def _read(self, name: str, path: Path) -> list[Row]:  # noqa: ARG002  others keep more by name
+        """Return the rows of a file that is there."""
+        decoder = msgspec.json.Decoder(Row)
+        return [decoder.decode(line) for line in path.read_bytes().splitlines()]
 
     def select(self, files: Sequence[str], where: Where) -> list[Row]:
         """Return the rows of some files that are as wanted.

@@ -57,6 +57,10 @@ def _p99_tpot_ms(row: Row) -> str:
     return "-" if row.tpot_p99_seconds is None else f"{1e3 * row.tpot_p99_seconds:.1f}"
 
 
+def _rate(rows: Sequence[Row]) -> str:
+    return f"{rows[0].rate:.1f}"
+
+
 def _of_the_ceiling(rows: Sequence[Row]) -> str:
     return share(mean(row.goodput for row in rows) / mean(row.ceiling for row in rows))
 
@@ -87,7 +91,7 @@ SATURATION = Table(
     heads=("load",),
     where={"policy": "round_robin"},
     columns=(
-        Column("requests a second", {}, lambda rows: f"{rows[0].rate:.1f}"),
+        Column("requests a second", {}, _rate),
         Column("goodput by trace", {}, by_trace(lambda row: share(row.goodput))),
         Column("mean", {}, marked),
         Column("share of the ceiling", {}, _of_the_ceiling),
@@ -139,15 +143,12 @@ POOLS = Table(
     name="pools",
     files=("others",),
     heads=("policy",),
-    where={**ONE_TRACE, "load": 1.0, "variant": ""},
+    where={**ONE_TRACE, "load": 1.0},
     columns=(
         *(Column(pool, {"pool": pool}, _with_p99) for pool in ("1P2D", "2P2D", "2P3D")),
         Column("2P4D", {"pool": "2P4D", "file": "table2"}, _with_p99),
     ),
-    lines=tuple(
-        Line((name,), {"base": name})
-        for name in ("late_binding", "least_loaded", "round_robin", "marginal_cost")
-    ),
+    lines=by_policy("late_binding", "least_loaded", "round_robin", "marginal_cost"),
     sparse=True,
 )
 
@@ -164,11 +165,7 @@ WORKLOADS = Table(
     lines=(
         *by_policy("late_binding", "least_loaded", "round_robin"),
         Line(("(an idle cluster)",), {"policy": "round_robin"}, figures.ceiling),
-        Line(
-            ("requests a second",),
-            {"policy": "round_robin"},
-            lambda rows: f"{rows[0].rate:.1f}",
-        ),
+        Line(("requests a second",), {"policy": "round_robin"}, _rate),
     ),
 )
 
