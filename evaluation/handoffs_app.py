@@ -15,7 +15,7 @@ from enginemodel.model import NOTICE_SHARE, handoff_seconds
 from enginemodel.profiles import REFERENCE
 from evaluation.errors import EvaluationError
 from evaluation.handoff_steps import Handoff, cut_out, explain, step_counts
-from localcluster.pace_records import read_steps
+from localcluster.pace_records import steps_by_engine
 
 SHARES = (0.0, 0.05, NOTICE_SHARE, 0.25, 0.5, 0.75, 1.0)
 WIDTH = 120
@@ -70,10 +70,7 @@ def read_handoffs(directory: Path, dilation: float) -> list[Handoff]:
     journal = directory / "router.jsonl"
     if not journal.is_file():
         raise EvaluationError(f"{journal}: no such file; `evaluate --backend paced` leaves one")
-    steps = {
-        path.name.removesuffix(".steps.jsonl"): read_steps(path, 0.0, float("inf"))
-        for path in (directory / "engines").glob("*.steps.jsonl")
-    }
+    steps = steps_by_engine(directory)
     ends = {name: [row.end_unix for row in rows] for name, rows in steps.items()}
     carried = {name: [row.carried for row in rows] for name, rows in steps.items()}
     found = []

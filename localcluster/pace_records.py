@@ -1,5 +1,6 @@
 """Reads what paced engines wrote down."""
 
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,22 @@ def read_steps(path: Path, since_unix: float, until_unix: float) -> list[StepRow
     return [row for row in rows if since_unix <= row.end_unix <= until_unix]
 
 
+def steps_by_engine(
+    directory: Path, since_unix: float = 0.0, until_unix: float = inf
+) -> dict[str, list[StepRow]]:
+    """Return the steps of a cluster's engines that ended between two times, by instance.
+
+    Args:
+        directory: The cluster's, as in its spec.
+        since_unix: Steps that ended before do not count.
+        until_unix: Nor do those that ended after.
+    """
+    return {
+        path.name.removesuffix(_SUFFIX): read_steps(path, since_unix, until_unix)
+        for path in sorted((directory / "engines").glob(f"*{_SUFFIX}"))
+    }
+
+
 def read_validity(
     directory: Path, since_unix: float, until_unix: float, machine: MachineLoad | None = None
 ) -> Validity:
@@ -31,8 +48,4 @@ def read_validity(
         until_unix: Nor do those that ended after.
         machine: From a `MachineWatch` over the same time.
     """
-    steps = {
-        path.name.removesuffix(_SUFFIX): read_steps(path, since_unix, until_unix)
-        for path in sorted((directory / "engines").glob(f"*{_SUFFIX}"))
-    }
-    return judge(steps, machine)
+    return judge(steps_by_engine(directory, since_unix, until_unix), machine)
